@@ -1,0 +1,91 @@
+"""What ``serve`` needs from an engine. ``KVEngine`` is the implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from engine.types import LedgerEvent, Match, ScoreRequest, ScoreResult, TurnEvent, TurnRequest
+
+
+class TurnHandle(Protocol):
+    """A running turn."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    def cancel(self) -> None:
+        """Stop and roll back; a ``TurnFailed(TurnCancelled)`` event follows. Idempotent."""
+        ...
+
+
+class Engine(Protocol):
+    """Thread-safe. All methods return fast except ``score``, which blocks until scored."""
+
+    @property
+    def model_name(self) -> str:
+        """Served model name."""
+        ...
+
+    @property
+    def max_session_tokens(self) -> int:
+        """Logical tokens a session may reach."""
+        ...
+
+    def match(
+        self, namespace: str, session_id: str | None, digests: Sequence[bytes], *, append: bool = False
+    ) -> Match:
+        """Find where a transcript continues.
+
+        ``digests`` are the chained digests of the request's messages (``chain_digests``).
+        With ``append`` the messages are all new: the named session's committed state is
+        continued whatever it holds. Without ``session_id`` the idle session of the namespace
+        with the longest matching prefix is chosen, else a new id is made. At least one
+        message is always new.
+
+        Raises: SessionDiverged, SessionBusy, SessionNotFound (append to an unknown session
+        is allowed and starts it).
+        """
+        ...
+
+    def submit(self, request: TurnRequest, on_event: Callable[[TurnEvent], None]) -> TurnHandle:
+        """Admit a turn (validated, session held, row held) and run it in the step thread.
+
+        ``on_event`` is called in the step thread, in order; the last event is ``TurnDone`` or
+        ``TurnFailed``. It must return fast and not raise.
+
+        Raises: InvalidRequest, Conflict, CapacityExceeded before anything has changed.
+        """
+        ...
+
+    def score(self, request: ScoreRequest) -> ScoreResult:
+        """Log-probability of continuations on a fork. Blocks. Raises as ``submit`` does."""
+        ...
+
+    def sessions(self, namespace: str | None) -> list[dict[str, Any]]:
+        """Summaries of committed sessions; None: of all namespaces."""
+        ...
+
+    def session(self, namespace: str, session_id: str) -> dict[str, Any]:
+        """Summary with spans, plan, policy. Raises SessionNotFound."""
+        ...
+
+    def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
+        """Ledger entries with ``seq`` > ``since``, oldest first. Raises SessionNotFound."""
+        ...
+
+    def delete(self, namespace: str, session_id: str) -> None:
+        """Drop the session and free its rows; cancels a running turn. Raises SessionNotFound."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges for metrics: tokens, turns, evictions, pool bytes, …"""
+        ...
+
+    def check_health(self) -> None:
+        """Raise EngineFailure when the step thread is dead or stuck."""
+        ...
+
+    def close(self) -> None:
+        """Cancel running turns, stop the step thread, free memory. Idempotent."""
+        ...

@@ -1,0 +1,224 @@
+"""The nouns engine and callers share: messages, requests, turn events, summaries.
+
+All are immutable. ``serve`` sends them through Ray, ``bench`` uses them in-process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool", "developer"]
+Base = Literal["current", "previous", "new"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message in canonical form.
+
+    ``content`` is plain text (parts already joined). ``tool_calls`` is canonical JSON
+    (see ``engine.transcript.canonical_json``) or None.
+    """
+
+    role: Role
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the answer is drawn. ``temperature`` 0 is greedy. ``seed`` None: from the session.
+
+    ``top_logprobs`` counts alternatives per token (0–20) and needs ``logprobs``.
+    """
+
+    max_tokens: int = 1024
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSegment:
+    """Messages (0-based in the whole transcript, system = 0) and the steps that read them."""
+
+    messages: tuple[int, ...]
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanUpdate:
+    """What a request says about the future (DESIGN §4).
+
+    ``plan``: step → earlier steps it reads; None keeps the plan of before, a mapping
+    replaces it. ``segments`` likewise. ``step`` numbers the request's last user message.
+    """
+
+    plan: Mapping[int, tuple[int, ...]] | None = None
+    segments: tuple[PlanSegment, ...] | None = None
+    step: int | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One turn: the messages a session has not seen yet, and how to answer them.
+
+    ``base`` says which state they continue (from ``KVEngine.match``): the committed one,
+    the one before the last turn, or none ("new": the session is created or its id reused
+    for a first turn). ``known`` is the number of transcript messages that state holds;
+    the engine refuses the turn when it no longer does.
+    """
+
+    session_id: str
+    messages: tuple[Message, ...]
+    base: Base = "current"
+    known: int | None = None
+    namespace: str = ""
+    policy: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    plan: PlanUpdate = field(default_factory=PlanUpdate)
+    request_id: str = ""
+    return_token_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a transcript continues: ``known`` leading messages are held by ``base``."""
+
+    session_id: str
+    base: Base
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One candidate token: text, raw bytes, id and natural-log probability."""
+
+    token: str
+    token_id: int
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token with its natural-log probability under the unscaled distribution."""
+
+    token: str
+    token_id: int
+    logprob: float
+    bytes: tuple[int, ...]
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a turn. ``cached_tokens`` is the part of the prompt not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaceInfo:
+    """What the turn did to the cache (DESIGN §4). ``residency`` and ``rotary_gap`` are None
+    when the plan names nothing for this step."""
+
+    session_id: str
+    step: int
+    resident_tokens: int
+    residency: float | None
+    rotary_gap: int | None
+    evicted: int
+    restored: int
+    renumbers: int
+    displaced: int
+    unresolved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    """A prefill chunk finished: ``done`` of ``total`` prompt tokens of this turn."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New answer text (possibly empty) and the tokens that ended inside it."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDone:
+    """The turn is committed."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    pace: PaceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFailed:
+    """The turn is rolled back; ``error`` is a ``PaceError``."""
+
+    error: Exception
+
+
+TurnEvent = ChunkDone | TextDelta | TurnDone | TurnFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Continuations to score after ``messages`` on a fork; nothing is committed.
+
+    The continuation is teacher-forced as the beginning of the assistant's answer.
+    """
+
+    session_id: str
+    messages: tuple[Message, ...]
+    continuations: tuple[str, ...]
+    namespace: str = ""
+    plan: PlanUpdate = field(default_factory=PlanUpdate)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredContinuation:
+    """Per token of one continuation: id, text and natural-log probability."""
+
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """Scores of all continuations, with the cache figures at the last prompt token."""
+
+    continuations: tuple[ScoredContinuation, ...]
+    residency: float | None
+    rotary_gap: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEvent:
+    """One entry of a session's ledger; ``seq`` rises by one per session."""
+
+    seq: int
+    kind: str
+    step: int
+    data: Mapping[str, Any]
