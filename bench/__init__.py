@@ -1,0 +1,1 @@
+"""Benchmarks: eviction methods side by side, in-process or over HTTP."""

@@ -1,0 +1,1 @@
+"""Live view of sessions, drawn from the HTTP API alone."""
