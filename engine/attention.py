@@ -1,0 +1,178 @@
+"""The attention function: a packed batch of segments, each over its own row, scores collected.
+
+Registered with transformers under the name "pace". Queries and keys arrive unrotated
+(``IdentityRotary``); they are rotated here with each session's own table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.rope import rotate
+from engine.row import Row, Staged
+
+ATTENTION_NAME = "pace"
+
+
+@dataclass(slots=True)
+class Segment:
+    """``count`` tokens of one session inside the flat batch, from ``start``.
+
+    A prefill chunk has ``staged`` views for its KV; a decode token (``staged`` None) is
+    written into the row's first free slot. Writing twice gives the same bits, so a failed
+    forward can be repeated. ``scores`` ``[L, length + count]`` receives the attention each
+    candidate gets in this forward (DESIGN §3.4); the row's own scores are not touched.
+    """
+
+    row: Row
+    start: int
+    count: int
+    staged: Staged | None
+    scores: Tensor
+
+
+@dataclass(slots=True)
+class PackedBatch:
+    """All segments of one forward, and the rotary tables gathered for their tokens.
+
+    ``cos``, ``sin``: ``[T, r]``. ``query_block``: queries attended at once in prefill.
+    """
+
+    segments: list[Segment]
+    cos: Tensor
+    sin: Tensor
+    query_block: int
+    scratch: Scratch
+
+
+@dataclass(slots=True)
+class Scratch:
+    """A reused buffer for attention probabilities: fresh pages cost more than the softmax."""
+
+    buffer: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def view(self, like: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        size = shape[0] * shape[1] * shape[2]
+        if self.buffer.numel() < size or self.buffer.dtype != like.dtype:
+            self.buffer = like.new_empty(size)
+        return self.buffer[:size].view(shape)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    *,
+    pace: PackedBatch,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of every segment over its own row and itself, causal.
+
+    Args:
+        query: ``[1, Hq, T, D]`` unrotated; key, value: ``[1, Hkv, T, D]``.
+        pace: the batch, passed through the model's forward as a keyword argument.
+
+    Returns:
+        ``[1, T, Hq, D]`` and None, as transformers expects.
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # set by every transformers attention
+    raw, v = key[0], value[0]
+    q = rotate(query[0], pace.cos, pace.sin)
+    k = rotate(raw, pace.cos, pace.sin)
+    heads, tokens, dim = q.shape
+    out = q.new_empty(tokens, heads, dim)
+    for segment in pace.segments:
+        a, b = segment.start, segment.start + segment.count
+        if segment.staged is None:
+            _decode(layer, segment, scaling, q[:, a], raw[:, a], k[:, a], v[:, a], out[a])
+        else:
+            part = (q[:, a:b], raw[:, a:b], k[:, a:b], v[:, a:b])
+            _prefill(layer, segment, scaling, *part, out[a:b], pace)
+    return out[None], None
+
+
+def _decode(
+    layer: int,
+    segment: Segment,
+    scaling: float,
+    q: Tensor,
+    raw: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+) -> None:
+    """One token: ``q`` ``[Hq, D]``, ``raw``, ``k``, ``v`` ``[Hkv, D]``, ``out`` ``[Hq, D]``."""
+    row, slot = segment.row, segment.row.length
+    rotated = row.require_rotated()
+    row.raw[layer, :, slot] = raw
+    rotated[layer, :, slot] = k
+    row.value[layer, :, slot] = v
+    keys, values = rotated[layer, :, : slot + 1], row.value[layer, :, : slot + 1]
+    grouped = q.reshape(keys.shape[0], -1, q.shape[-1])
+    weights = _scaled_product(grouped, keys, scaling)
+    weights = torch.softmax(weights, dim=-1, dtype=segment.scores.dtype)
+    segment.scores[layer] = weights.sum(dim=(0, 1))
+    out.copy_(torch.bmm(weights.to(v.dtype), values).view(out.shape))
+
+
+def _prefill(
+    layer: int,
+    segment: Segment,
+    scaling: float,
+    q: Tensor,
+    raw: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    batch: PackedBatch,
+) -> None:
+    """A chunk of n tokens: ``q`` ``[Hq, n, D]``, keys ``[Hkv, n, D]``, ``out`` ``[n, Hq, D]``.
+
+    Queries go in blocks that see only the keys up to their own last one, so the masked half
+    of the chunk costs nothing and the probabilities stay in cache.
+    """
+    row, staged, n, resident = segment.row, segment.staged, segment.count, segment.row.length
+    assert staged is not None
+    staged.raw[layer] = raw
+    staged.rotated[layer] = k
+    staged.value[layer] = v
+    keys = torch.cat((row.require_rotated()[layer, :, :resident], k), dim=1)
+    values = torch.cat((row.value[layer, :, :resident], v), dim=1)
+    kv_heads, dim = keys.shape[0], keys.shape[2]
+    group = q.shape[0] // kv_heads
+    scores = segment.scores[layer]
+    scores.zero_()
+    for start in range(0, n, batch.query_block):
+        end = min(start + batch.query_block, n)
+        width, seen = end - start, resident + end
+        queries = q[:, start:end].reshape(kv_heads, group * width, dim)
+        weights = batch.scratch.view(q, (kv_heads, group * width, seen))
+        _scaled_product(queries, keys[:, :seen], scaling, out=weights)
+        own = weights.view(kv_heads, group, width, seen)[..., resident + start :]
+        future = torch.ones(width, width, dtype=torch.bool, device=q.device).triu_(1)
+        own.masked_fill_(future, float("-inf"))
+        if weights.dtype == scores.dtype:
+            torch.softmax(weights, dim=-1, out=weights)
+        else:
+            weights = torch.softmax(weights, dim=-1, dtype=scores.dtype)
+        scores[:seen] += weights.view(-1, seen).sum(dim=0)
+        mixed = torch.bmm(weights.to(v.dtype), values[:, :seen])
+        out[start:end] = mixed.view(kv_heads * group, width, dim).transpose(0, 1)
+
+
+def _scaled_product(
+    queries: Tensor, keys: Tensor, scaling: float, out: Tensor | None = None
+) -> Tensor:
+    """``scaling`` · queries keysᵀ, ``[H, Q, D]`` × ``[H, K, D]`` → ``[H, Q, K]``."""
+    if out is None:
+        out = queries.new_empty(queries.shape[0], queries.shape[1], keys.shape[1])
+    # beta = 0: the contents of ``out`` are ignored
+    return torch.baddbmm(out, queries, keys.transpose(1, 2), beta=0, alpha=scaling, out=out)

@@ -1,0 +1,127 @@
+"""Rotary tables per session, and the one function that rotates.
+
+The cache keeps keys before rotation (DESIGN §3.2). Every rotated key, whether written for
+the first time or renumbered for the hundredth, comes out of ``rotate`` applied to the raw
+key, so equal positions give equal bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.config import RopeConfig
+from engine.errors import ConfigError
+
+_FIRST_TABLE = 4096
+
+
+class IdentityRotary(nn.Module):
+    """Stands in for a model's rotary module: cos = 1, sin = 0, so q and k stay unrotated."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """``x`` gives dtype and device; returns (ones, zeros), each ``[1, T, dims]``."""
+        shape = (1, position_ids.shape[-1], self.dims)
+        return x.new_ones(shape), x.new_zeros(shape)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate split-half pairs of ``x`` (RoFormer, in the layout of transformers' Llama).
+
+    Args:
+        x: raw keys or queries ``[..., T, D]``.
+        cos, sin: ``[T, r]`` with r ≤ D rotated dims, in the computing dtype (float32, or
+            float64 for a float64 model).
+
+    Returns:
+        ``[..., T, D]`` in ``x``'s dtype: computed in the table's dtype, rounded once.
+    """
+    dims = cos.shape[-1]
+    part = x[..., :dims].to(cos.dtype)
+    half = dims // 2
+    turned = torch.cat((-part[..., half:], part[..., :half]), dim=-1)
+    out = ((part * cos) + (turned * sin)).to(x.dtype)
+    return out if dims == x.shape[-1] else torch.cat((out, x[..., dims:]), dim=-1)
+
+
+class RotaryTable:
+    """cos and sin by position for one rope setting, made by transformers' own rotary module.
+
+    The table grows by doubling up to ``limit`` positions; a position's entry never changes.
+    """
+
+    def __init__(self, rotary: nn.Module, limit: int, device: torch.device, dtype: torch.dtype):
+        self.limit = limit
+        self._rotary = rotary
+        self._device = device
+        self._dtype = dtype
+        self._cos = torch.empty(0)
+        self._sin = torch.empty(0)
+        self._grow(min(limit, _FIRST_TABLE))
+
+    @property
+    def dims(self) -> int:
+        """Rotated dimensions of a head."""
+        return self._cos.shape[-1]
+
+    def lookup(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """cos, sin ``[count, dims]`` of positions start … start + count − 1.
+
+        Raises:
+            IndexError: a position is not below the limit (DESIGN §3.6: p < L always holds).
+        """
+        self._reach(start + count)
+        return self._cos[start : start + count], self._sin[start : start + count]
+
+    def gather(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+        """cos, sin ``[..., dims]`` of int64 ``positions``, none above ``highest``."""
+        self._reach(highest + 1)
+        return self._cos[positions], self._sin[positions]
+
+    def _reach(self, count: int) -> None:
+        if count > self.limit:
+            raise IndexError(f"position {count - 1} is not below the limit {self.limit}")
+        if count > self._cos.shape[0]:
+            self._grow(min(self.limit, max(count, 2 * self._cos.shape[0])))
+
+    @torch.inference_mode()
+    def _grow(self, count: int) -> None:
+        # float32 like the stock model: angles, cos and sin are float32 there too, even in float64.
+        probe = torch.empty(0, dtype=torch.float32, device=self._device)
+        cos, sin = self._rotary(probe, position_ids=torch.arange(count, device=self._device)[None])
+        self._cos, self._sin = cos[0].to(self._dtype), sin[0].to(self._dtype)
+
+
+def build_rotary(original: nn.Module, model_config: Any, rope: RopeConfig) -> nn.Module:
+    """The rotary module of a session: the model's own, or one built from a copied config.
+
+    Raises:
+        ConfigError: YaRN is asked of a model whose own rope is already scaled.
+    """
+    if rope.type == "default":
+        return original
+    parameters = dict(model_config.rope_parameters)
+    if parameters.get("rope_type", "default") != "default":
+        raise ConfigError(
+            f"rope.type {rope.type}: the model's own rope is already "
+            f"{parameters['rope_type']}; use rope.type default",
+            param="rope.type",
+        )
+    config = copy.deepcopy(model_config)
+    parameters.update(
+        rope_type=rope.type,
+        factor=rope.factor,
+        original_max_position_embeddings=model_config.max_position_embeddings,
+    )
+    config.rope_parameters = parameters
+    config.max_position_embeddings = int(model_config.max_position_embeddings * rope.factor)
+    kind: Any = type(original)
+    module: nn.Module = kind(config)
+    return module.to(next(original.buffers()).device)

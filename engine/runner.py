@@ -1,0 +1,262 @@
+"""Loads a transformers model, proves that the engine computes what it computes, and runs it.
+
+The model's code stays untouched: its rotary module is replaced by an identity and its
+attention by ``packed_attention`` (DESIGN §3.2, §3.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import AttentionInterface
+
+from engine.attention import ATTENTION_NAME, PackedBatch, Scratch, Segment, packed_attention
+from engine.config import RopeConfig
+from engine.errors import ModelError
+from engine.pool import KVPool
+from engine.rope import IdentityRotary, RotaryTable, build_rotary
+from engine.row import KVShape, Row, Staged
+
+CHECK_TOKENS = 300
+_SUPPORTED_ROPE = ("default", "linear", "yarn", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of one session for the next forward.
+
+    ``first``: physical position of the first token; ``decode``: write the single token into
+    the row's free slot instead of the staging area; ``logits``: for none of the tokens, the
+    last, or all.
+    """
+
+    row: Row
+    table: RotaryTable
+    tokens: tuple[int, ...]
+    first: int
+    decode: bool
+    logits: Literal["none", "last", "all"]
+
+
+@dataclass(slots=True)
+class Written:
+    """What a forward made of one ``Work``.
+
+    ``logits``: float32 (float64) ``[k, V]`` for the k tokens asked for. ``scores``:
+    ``[L, resident + n]``, attention received in this forward. ``staged`` is valid until the
+    next forward; None for decode.
+    """
+
+    logits: Tensor
+    scores: Tensor
+    staged: Staged | None
+
+
+class ModelRunner:
+    """One loaded model. Not thread-safe: one thread calls ``forward``."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        config = model.config
+        self.model = model
+        self.config = config
+        self.device = device
+        self.dtype: torch.dtype = model.dtype
+        base = model.base_model
+        self._rotary: nn.Module = base.rotary_emb
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.shape = KVShape(
+            layers=config.num_hidden_layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=self.dtype,
+            device=device,
+        )
+        self.model_range = int(config.max_position_embeddings)
+        self._tables: dict[tuple[RopeConfig, int], RotaryTable] = {}
+        self._scratch = Scratch()
+        self._query_block = 128 if device.type == "cpu" else 1024
+        self._take_over()
+
+    @classmethod
+    def load(cls, path: Path, device: str = "auto", dtype: torch.dtype | None = None) -> ModelRunner:
+        """Load a folder of transformers' format and verify it (``verify``).
+
+        Args:
+            device: "auto" (CUDA when there is one), "cpu", "cuda", "cuda:1", …
+            dtype: None: the checkpoint's.
+
+        Raises:
+            ModelError: unreadable, unsupported, or the logits differ from the stock model's.
+        """
+        place = torch.device(
+            device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        )
+        if place.type == "cuda" and not torch.cuda.is_available():
+            raise ModelError(f"device {device}: this torch sees no CUDA device; use --device cpu")
+        try:
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            refuse_unsupported(config)
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype or "auto", local_files_only=True, attn_implementation="sdpa"
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
+        model.to(place).eval().requires_grad_(False)
+        return cls.verified(model, place)
+
+    @classmethod
+    def verified(cls, model: Any, device: torch.device) -> ModelRunner:
+        """Take over ``model`` and compare its logits before and after on 300 tokens.
+
+        Raises:
+            ModelError: they differ, with by how much.
+        """
+        refuse_unsupported(model.config)
+        count = min(CHECK_TOKENS, int(model.config.max_position_embeddings))
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, model.config.vocab_size, (1, count), generator=generator)
+        with torch.inference_mode():
+            stock = model(tokens.to(device), use_cache=False).logits[0]
+        runner = cls(model, device)
+        runner._compare(stock, tokens[0].tolist())
+        return runner
+
+    def table(self, rope: RopeConfig, limit: int) -> RotaryTable:
+        """The rotary table of a rope setting, for positions below ``limit``; cached."""
+        key = (rope, limit)
+        if key not in self._tables:
+            dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+            rotary = build_rotary(self._rotary, self.config, rope)
+            self._tables[key] = RotaryTable(rotary, limit, self.device, dtype)
+        return self._tables[key]
+
+    @torch.inference_mode()
+    def forward(self, works: list[Work], pool: KVPool) -> list[Written]:
+        """One packed forward (DESIGN §3.3).
+
+        Prefill tokens together must fit ``pool.staging_slots``. No row changes its length or
+        scores; repeating the call after a failure is safe.
+        """
+        segments: list[Segment] = []
+        tables: list[tuple[Tensor, Tensor]] = []
+        wanted: list[int] = []
+        start = staged_used = 0
+        for work in works:
+            count = len(work.tokens)
+            # DESIGN §3.6: every forward asserts p < L (lookup raises IndexError otherwise)
+            tables.append(work.table.lookup(work.first, count))
+            staged = None
+            if not work.decode:
+                staged = pool.stage(staged_used, count)
+                staged_used += count
+            scores = torch.zeros(
+                (self.shape.layers, work.row.length + count),
+                dtype=self.shape.score_dtype,
+                device=self.device,
+            )
+            segments.append(Segment(work.row, start, count, staged, scores))
+            skip = {"none": count, "last": count - 1, "all": 0}[work.logits]
+            wanted.extend(range(start + skip, start + count))
+            start += count
+        logits = self._run(works, segments, tables, wanted)
+        written, at = [], 0
+        for work, segment in zip(works, segments, strict=True):
+            size = {"none": 0, "last": 1, "all": len(work.tokens)}[work.logits]
+            written.append(Written(logits[at : at + size], segment.scores, segment.staged))
+            at += size
+        return written
+
+    def _run(
+        self,
+        works: list[Work],
+        segments: list[Segment],
+        tables: list[tuple[Tensor, Tensor]],
+        wanted: list[int],
+    ) -> Tensor:
+        tokens = [token for work in works for token in work.tokens]
+        positions = [work.first + i for work in works for i in range(len(work.tokens))]
+        batch = PackedBatch(
+            segments=segments,
+            cos=torch.cat([cos for cos, _ in tables]),
+            sin=torch.cat([sin for _, sin in tables]),
+            query_block=self._query_block,
+            scratch=self._scratch,
+        )
+        ids = torch.tensor([tokens], device=self.device)
+        # without wanted rows one is still computed: the head takes no empty selection everywhere
+        keep = torch.tensor(wanted or [len(tokens) - 1], device=self.device)
+        out = self.model(
+            input_ids=ids,
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=keep,
+            pace=batch,
+        )
+        logits: Tensor = out.logits[0][: len(wanted)]
+        return logits.to(self.shape.score_dtype)
+
+    def _take_over(self) -> None:
+        AttentionInterface.register(ATTENTION_NAME, packed_attention)
+        probe = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            cos, _ = self._rotary(torch.zeros(1, device=self.device), position_ids=probe)
+        self.model.base_model.rotary_emb = IdentityRotary(cos.shape[-1])
+        self.model.set_attn_implementation(ATTENTION_NAME)
+        if self.model.config._attn_implementation != ATTENTION_NAME:
+            raise ModelError(
+                f"{self.config.model_type}: this architecture does not take a custom attention "
+                "function, so PACE cannot serve it"
+            )
+
+    def _compare(self, stock: Tensor, tokens: list[int]) -> None:
+        pool = KVPool(self.shape, byte_limit=1 << 62, staging_slots=len(tokens))
+        row = pool.acquire(1)
+        row.rotated = pool.acquire_buffer(1)
+        table = self.table(RopeConfig(), self.model_range)
+        work = Work(row, table, tuple(tokens), 0, decode=False, logits="all")
+        try:
+            (written,) = self.forward([work], pool)
+        except (TypeError, RuntimeError, AttributeError, IndexError) as error:
+            raise ModelError(
+                f"{self.config.model_type}: the model does not run with PACE's attention: {error}"
+            ) from error
+        ours, theirs = written.logits.double(), stock.double()
+        difference = float((ours - theirs).abs().max())
+        divergence = float(
+            torch.nn.functional.kl_div(
+                ours.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="batchmean"
+            )
+        )
+        exact = self.dtype in (torch.float32, torch.float64)
+        scale = max(1.0, float(theirs.abs().max()))
+        if (difference > 1e-4 * scale) if exact else (divergence > 0.02):
+            raise ModelError(
+                f"{self.config.model_type}: logits differ from the stock model's by up to "
+                f"{difference:.3g} (mean divergence {divergence:.3g} nats) over {len(tokens)} "
+                "tokens, so PACE would not serve this model faithfully"
+            )
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Raise ModelError, with the reason, for what §6 of the design rules out."""
+    kind = getattr(config, "model_type", "model")
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or "rope_theta" not in rope:
+        raise ModelError(f"{kind}: the model has no single rotary embedding (rope_parameters)")
+    if rope.get("rope_type", "default") not in _SUPPORTED_ROPE:
+        raise ModelError(
+            f"{kind}: rope type {rope['rope_type']} is not supported "
+            f"(supported: {', '.join(_SUPPORTED_ROPE)})"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ModelError(f"{kind}: layers other than full attention are not supported: {sorted(kinds)}")
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        raise ModelError(f"{kind}: sliding-window attention ({window} tokens) is not supported")
