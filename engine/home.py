@@ -108,9 +108,9 @@ def publish_file(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Replace ``path`` by ``data``; readers see the old file or the new one."""
     with publish_file(path, mode=mode) as draft:
-        # Opened with the final mode: a secret is never readable by others, not even briefly.
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
+        # Created with the final mode: a secret is never readable by others, not even briefly.
+        draft.touch(mode=mode, exist_ok=False)
+        draft.write_bytes(data)
 
 
 @contextmanager
