@@ -1,0 +1,1 @@
+"""HTTP, Ray Serve and the command line around ``engine``."""

@@ -1,0 +1,174 @@
+"""The ``Engine`` deployment: one engine, its step thread, and async doors to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from engine.config import EngineConfig
+from engine.errors import PaceError
+from engine.protocol import Engine, TurnHandle
+from engine.transcript import DIGEST_BYTES
+from engine.types import TurnDone, TurnEvent, TurnFailed, TurnRequest
+from serve import logs
+from serve.calls import Admitted, EngineInfo, EventBridge, Events, Inbox, Outcome
+from serve.config import ServeConfig
+from serve.start_errors import mark_start_error
+from serve.wire.errors import as_pace_error
+
+# Methods of the engine that ``call`` passes on.
+QUICK_METHODS = frozenset({"sessions", "session", "events", "delete", "stats"})
+BLOCKING_METHODS = frozenset({"score"})
+
+_QUICK_THREADS = 8
+_BLOCKING_THREADS = 4
+# Lets the event loop get the interpreter lock from the step thread within a token's time.
+_SWITCH_INTERVAL_S = 0.0005
+
+EngineFactory = Callable[[EngineConfig], Engine]
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def start_engine(config: EngineConfig) -> Engine:
+    """The real engine, with torch using as many threads as the configuration says."""
+    import torch
+
+    from engine.engine import KVEngine
+
+    # Ray sets one thread for replicas that reserve little CPU.
+    torch.set_num_threads(config.threads or available_cores())
+    return KVEngine.from_config(config)
+
+
+class EngineReplica:
+    """Runs in its own process; every public coroutine is called by the Ingress.
+
+    Args:
+        config: the server's configuration.
+        replica: this replica's name in answers.
+        factory: makes the engine.
+    """
+
+    def __init__(
+        self, config: ServeConfig, replica: str = "local", factory: EngineFactory = start_engine
+    ) -> None:
+        self._log = logs.configure(config.log_level)
+        self._replica = replica
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        try:
+            self._engine = factory(config.engine)
+        except PaceError as error:
+            raise mark_start_error(error) from None
+        self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="call")
+        self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="score")
+        self._bridge: EventBridge | None = None
+
+    async def info(self) -> EngineInfo:
+        """Model name and limits."""
+        return EngineInfo(self._engine.model_name, self._engine.max_session_tokens, self._replica)
+
+    async def match(
+        self, namespace: str, session_id: str | None, digests: bytes, append: bool
+    ) -> Outcome:
+        """``Engine.match``; the digests come as one string of bytes, ``DIGEST_BYTES`` each."""
+        split = [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+        find = partial(self._engine.match, namespace, session_id, split, append=append)
+        return await self._outcome(self._quick, "match", find)
+
+    async def call(self, method: str, *args: object) -> Outcome:
+        """Run one of the engine's methods off the event loop; its error comes as a value."""
+        if method not in QUICK_METHODS | BLOCKING_METHODS:
+            raise ValueError(f"{method} is not a method the ingress may call")
+        pool = self._blocking if method in BLOCKING_METHODS else self._quick
+        return await self._outcome(pool, method, partial(getattr(self._engine, method), *args))
+
+    async def turn(self, request: TurnRequest) -> AsyncIterator[Admitted | Events]:
+        """Run a turn: first ``Admitted``, then batches of events, the last one holding
+        ``TurnDone`` or ``TurnFailed``. A turn that is refused yields one ``TurnFailed``.
+
+        Closing the generator early cancels the turn.
+        """
+        inbox = Inbox()
+        try:
+            handle = await self._submit(request, inbox)
+        except Exception as error:
+            yield (TurnFailed(self._known(error, "submit")),)
+            return
+        finished = False
+        try:
+            yield Admitted(handle.session_id, self._replica)
+            while not finished:
+                events = tuple(self._clean(event) for event in await inbox.take())
+                finished = isinstance(events[-1], TurnDone | TurnFailed)
+                yield events
+        finally:
+            if not finished:
+                handle.cancel()
+
+    async def check_health(self) -> None:
+        """Called by Serve: raising three times in a row gets the replica replaced."""
+        self._engine.check_health()
+
+    async def health(self) -> Outcome:
+        """The same for ``GET /health``."""
+        try:
+            self._engine.check_health()
+        except Exception as error:
+            return Outcome(error=self._known(error, "check_health"))
+        return Outcome()
+
+    async def __del__(self) -> None:
+        # Serve awaits this after the drain. The constructor may have failed.
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            await asyncio.to_thread(engine.close)
+
+    async def _outcome(
+        self, pool: ThreadPoolExecutor, method: str, function: Callable[[], object]
+    ) -> Outcome:
+        try:
+            value = await asyncio.get_running_loop().run_in_executor(pool, function)
+        except Exception as error:
+            return Outcome(error=self._known(error, method))
+        return Outcome(value=value)
+
+    async def _submit(self, request: TurnRequest, inbox: Inbox) -> TurnHandle:
+        loop = asyncio.get_running_loop()
+        if self._bridge is None:
+            self._bridge = EventBridge(loop)
+        send = self._bridge.sender(inbox)
+        future = loop.run_in_executor(self._quick, partial(self._engine.submit, request, send))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The thread goes on; whatever it admits has nobody waiting.
+            future.add_done_callback(_cancel_admitted)
+            raise
+
+    def _clean(self, event: TurnEvent) -> TurnEvent:
+        if isinstance(event, TurnFailed):
+            return TurnFailed(self._known(event.error, "turn"))
+        return event
+
+    def _known(self, error: BaseException, method: str) -> PaceError:
+        if not isinstance(error, PaceError):
+            self._log.error("%s failed: %s", method, logs.describe(error))
+        elif self._log.isEnabledFor(logging.DEBUG):
+            self._log.debug("%s refused: %s", method, error.code)
+        return as_pace_error(error)
+
+
+def _cancel_admitted(future: asyncio.Future[TurnHandle]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().cancel()

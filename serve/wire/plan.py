@@ -1,0 +1,111 @@
+"""The extra field ``pace`` of a request, and where a session's id comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from engine.errors import InvalidRequest
+from engine.types import PlanSegment, PlanUpdate
+from serve.wire.validation import Wire, refuse
+
+SESSION_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+MAX_PLAN_ENTRIES = 10_000
+MAX_NUMBER = 10**9
+
+_STEP_KEY = re.compile(r"[1-9][0-9]{0,8}")
+
+Step = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+Index = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Steps = Annotated[list[Step], Field(max_length=MAX_PLAN_ENTRIES)]
+Indices = Annotated[list[Index], Field(max_length=MAX_PLAN_ENTRIES)]
+
+
+def _integer_keys(value: object) -> object:
+    """JSON objects have string keys; steps are integers."""
+    if not isinstance(value, dict):
+        return value
+    for key in value:
+        if not isinstance(key, str) or not _STEP_KEY.fullmatch(key):
+            raise refuse("the keys must be step numbers from 1, written as strings")
+    return {int(key): steps for key, steps in value.items()}
+
+
+class SegmentBody(Wire):
+    """Messages (0-based in the whole transcript) and the steps that will read them."""
+
+    messages: Indices
+    readers: Steps
+
+
+class PaceBody(Wire):
+    """What a request says about its session and its plan (all optional)."""
+
+    session_id: str | None = None
+    mode: Literal["transcript", "append"] = "transcript"
+    policy: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] | None = None
+    step: Step | None = None
+    plan: (
+        Annotated[
+            dict[int, Steps],
+            BeforeValidator(_integer_keys),
+            Field(max_length=MAX_PLAN_ENTRIES),
+        ]
+        | None
+    ) = None
+    segments: Annotated[list[SegmentBody], Field(max_length=MAX_PLAN_ENTRIES)] | None = None
+    strict: bool = False
+    return_token_ids: bool = False
+
+    def update(self) -> PlanUpdate:
+        """The engine's form of plan, segments and step."""
+        return PlanUpdate(
+            plan=None
+            if self.plan is None
+            else {step: tuple(reads) for step, reads in self.plan.items()},
+            segments=None
+            if self.segments is None
+            else tuple(
+                PlanSegment(messages=tuple(item.messages), readers=tuple(item.readers))
+                for item in self.segments
+            ),
+            step=self.step,
+            strict=self.strict,
+        )
+
+
+def check_session_id(value: object, param: str) -> str:
+    """``value`` as a session id.
+
+    Raises:
+        InvalidRequest: it is not 1–128 of the characters ``A-Z a-z 0-9 _ . : -``.
+    """
+    if not isinstance(value, str) or not SESSION_ID.fullmatch(value):
+        raise InvalidRequest(
+            f"Invalid value for '{param}': a session id is 1 to 128 of the characters "
+            "A-Z a-z 0-9 _ . : -",
+            param=param,
+        )
+    return value
+
+
+def choose_session_id(header: str | None, body: Mapping[str, Any]) -> str | None:
+    """The session a request names, or None.
+
+    The first of: header ``X-Session-Id``, ``pace.session_id``, ``session_id``,
+    ``prompt_cache_key``.
+    """
+    pace = body.get("pace")
+    candidates = (
+        (header, "X-Session-Id"),
+        (pace.get("session_id") if isinstance(pace, Mapping) else None, "pace.session_id"),
+        (body.get("session_id"), "session_id"),
+        (body.get("prompt_cache_key"), "prompt_cache_key"),
+    )
+    for value, param in candidates:
+        if value is not None:
+            return check_session_id(value, param)
+    return None
