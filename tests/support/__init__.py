@@ -1,0 +1,1 @@
+"""Test support: models, fakes and helpers shared by tests."""
