@@ -210,7 +210,9 @@ def load_policies(folder: Path | None = None) -> dict[str, PolicyConfig]:
     for path in sorted(folder.glob("*.yaml")):
         policy = load_yaml(path, PolicyConfig)
         if policy.name != path.stem:
-            raise ConfigError(f"{path}: name: {policy.name!r} must equal the file's name {path.stem!r}")
+            raise ConfigError(
+                f"{path}: name: {policy.name!r} must equal the file's name {path.stem!r}"
+            )
         policies[policy.name] = policy
     if not policies:
         raise ConfigError(f"{folder}: holds no policy files (*.yaml)")

@@ -33,7 +33,12 @@ class Engine(Protocol):
         ...
 
     def match(
-        self, namespace: str, session_id: str | None, digests: Sequence[bytes], *, append: bool = False
+        self,
+        namespace: str,
+        session_id: str | None,
+        digests: Sequence[bytes],
+        *,
+        append: bool = False,
     ) -> Match:
         """Find where a transcript continues.
 

@@ -88,10 +88,9 @@ class Row:
         self.physical[:, :n] = other.physical[:, :n]
         self.score[:, :n] = other.score[:, :n]
 
-    def restore_rotated(self, buffer: Tensor, table: RotaryTable) -> None:
-        """Make the row active: derive rotated keys into ``buffer`` from raw keys and positions."""
-        self.rotated = buffer
-        n = self.length
+    def restore_rotated(self, table: RotaryTable) -> None:
+        """Derive the rotated keys again from raw keys and physical positions."""
+        buffer, n = self.require_rotated(), self.length
         if n == 0:
             return
         highest = int(self.physical[:, :n].max())
@@ -128,7 +127,12 @@ class Row:
         self.length = a + n
 
     def keep(
-        self, indices: Tensor, staged: Staged | None, logical: Tensor, physical: Tensor, score: Tensor
+        self,
+        indices: Tensor,
+        staged: Staged | None,
+        logical: Tensor,
+        physical: Tensor,
+        score: Tensor,
     ) -> None:
         """Replace the contents by the candidates at ``indices``.
 

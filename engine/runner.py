@@ -68,7 +68,9 @@ class ModelRunner:
         self.dtype: torch.dtype = model.dtype
         base = model.base_model
         self._rotary: nn.Module = base.rotary_emb
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.shape = KVShape(
             layers=config.num_hidden_layers,
@@ -84,7 +86,9 @@ class ModelRunner:
         self._take_over()
 
     @classmethod
-    def load(cls, path: Path, device: str = "auto", dtype: torch.dtype | None = None) -> ModelRunner:
+    def load(
+        cls, path: Path, device: str = "auto", dtype: torch.dtype | None = None
+    ) -> ModelRunner:
         """Load a folder of transformers' format and verify it (``verify``).
 
         Args:
@@ -106,7 +110,9 @@ class ModelRunner:
                 path, dtype=dtype or "auto", local_files_only=True, attn_implementation="sdpa"
             )
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
+            raise ModelError(
+                f"{path}: cannot be loaded as a causal language model: {error}"
+            ) from error
         model.to(place).eval().requires_grad_(False)
         return cls.verified(model, place)
 
@@ -256,7 +262,9 @@ def refuse_unsupported(config: Any) -> None:
         )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise ModelError(f"{kind}: layers other than full attention are not supported: {sorted(kinds)}")
+        raise ModelError(
+            f"{kind}: layers other than full attention are not supported: {sorted(kinds)}"
+        )
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
         raise ModelError(f"{kind}: sliding-window attention ({window} tokens) is not supported")

@@ -21,7 +21,9 @@ class CounterRng:
 
     def uniform(self) -> float:
         """Next number in [0, 1)."""
-        generator = np.random.Generator(np.random.Philox(key=self.seed % (1 << 64), counter=self.draws))
+        generator = np.random.Generator(
+            np.random.Philox(key=self.seed % (1 << 64), counter=self.draws)
+        )
         self.draws += 1
         return float(generator.random())
 

@@ -18,7 +18,9 @@ EMPTY_DIGEST = bytes(DIGEST_BYTES)
 
 def canonical_json(value: object) -> str:
     """JSON text that is equal for equal values: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 def extend_digest(prefix: bytes, message: Message) -> bytes:
@@ -26,7 +28,9 @@ def extend_digest(prefix: bytes, message: Message) -> bytes:
     body = canonical_json(
         [message.role, message.content, message.name, message.tool_call_id, message.tool_calls]
     )
-    return hashlib.blake2b(prefix + body.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(
+        prefix + body.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES
+    ).digest()
 
 
 def chain_digests(messages: Iterable[Message], prefix: bytes = EMPTY_DIGEST) -> Iterator[bytes]:

@@ -1,0 +1,146 @@
+"""From messages to tokens, one message at a time, at a cost that does not grow with the session.
+
+A chat template must be prefix-stable (DESIGN §6): what it renders for n messages begins what
+it renders for n + 1. Then a message's text is what it adds behind a short stand-in
+conversation that ends with the same role, and the session itself never needs rendering again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from engine.errors import InvalidRequest, ModelError
+from engine.types import Message
+
+_STAND_INS: dict[str | None, tuple[Message, ...]] = {
+    None: (),
+    "system": (Message("system", "s"),),
+    "user": (Message("system", "s"), Message("user", "u")),
+    "assistant": (Message("system", "s"), Message("user", "u"), Message("assistant", "a")),
+    "tool": (
+        Message("system", "s"),
+        Message("user", "u"),
+        Message("assistant", "a"),
+        Message("tool", "t"),
+    ),
+}
+_PROBE = (
+    Message("system", "Be brief."),
+    Message("user", "One\n\n  two?"),
+    Message("assistant", " Three."),
+    Message("user", "<four> five"),
+    Message("assistant", "six\n"),
+)
+
+
+class ChatFormat:
+    """Renders and tokenizes messages with a model's own template.
+
+    Attributes:
+        closing: token ids that end an answer after its last content token.
+        stop_ids: token ids that end generation.
+    """
+
+    def __init__(self, tokenizer: Any, stop_ids: frozenset[int] = frozenset()) -> None:
+        """Raises ModelError when the template is missing or not prefix-stable."""
+        self.tokenizer = tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelError("the model's tokenizer has no chat template")
+        self._prefixes: dict[str | None, str] = {}
+        self.closing = self._probe()
+        self.stop_ids = stop_ids | ({self.closing[0]} if self.closing else frozenset())
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``, without special tokens added around it."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def message_tokens(self, previous: str | None, message: Message) -> list[int]:
+        """Token ids a message adds behind a message of role ``previous`` (None: the first).
+
+        Raises:
+            InvalidRequest: the template refuses the message.
+        """
+        stand_in = _stand_in(previous)
+        whole = self._render((*stand_in, message))
+        return self.encode(self._added(self._prefix(previous), whole))
+
+    def answer_prompt(self, previous: str | None) -> list[int]:
+        """Token ids that open an answer behind a message of role ``previous``."""
+        whole = self._render(_stand_in(previous), answer=True)
+        return self.encode(self._added(self._prefix(previous), whole))
+
+    def closing_after(self, last: int) -> list[int]:
+        """Tokens that end an answer whose last sampled token is ``last``."""
+        return self.closing[1:] if self.closing[:1] == [last] else self.closing
+
+    def _prefix(self, previous: str | None) -> str:
+        if previous not in self._prefixes:
+            stand_in = _stand_in(previous)
+            self._prefixes[previous] = self._render(stand_in) if stand_in else ""
+        return self._prefixes[previous]
+
+    def _render(self, messages: tuple[Message, ...], answer: bool = False) -> str:
+        plain = []
+        for message in messages:
+            item = {key: value for key, value in asdict(message).items() if value is not None}
+            if message.tool_calls is not None:
+                item["tool_calls"] = json.loads(message.tool_calls)
+            plain.append(item)
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                plain, tokenize=False, add_generation_prompt=answer
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses the message: {error}", param="messages"
+            ) from error
+        return text
+
+    @staticmethod
+    def _added(prefix: str, whole: str) -> str:
+        if not whole.startswith(prefix):
+            raise InvalidRequest(
+                "the model's chat template rewrites earlier messages here, so the session cannot "
+                "be continued; choose a prefix-stable template",
+                param="messages",
+            )
+        return whole[len(prefix) :]
+
+    def _probe(self) -> list[int]:
+        """Check prefix stability on ids and find the tokens that end an answer."""
+        try:
+            pieces: list[int] = []
+            previous: str | None = None
+            for count, message in enumerate(_PROBE, start=1):
+                if message.role == "assistant":
+                    self._check_answer(pieces, previous, count)
+                pieces += self.message_tokens(previous, message)
+                previous = message.role
+                if pieces != self.encode(self._render(_PROBE[:count])):
+                    raise ModelError(_UNSTABLE.format(count))
+            opening = self._render(_PROBE[:2], answer=True)
+            ended = self._render((*_PROBE[:2], Message("assistant", "x")))
+            return self.encode(self._added(opening + "x", ended))
+        except InvalidRequest as error:
+            raise ModelError(f"{_UNSTABLE.format('some')} ({error.message})") from error
+
+    def _check_answer(self, pieces: list[int], previous: str | None, count: int) -> None:
+        prompt = self.answer_prompt(previous)
+        if pieces + prompt != self.encode(self._render(_PROBE[: count - 1], answer=True)):
+            raise ModelError(_UNSTABLE.format(f"the prompt after {count - 1}"))
+
+
+_UNSTABLE = (
+    "the model's chat template is not prefix-stable: rendering {} messages piece by piece "
+    "differs from rendering them at once, so sessions cannot persist with it"
+)
+
+
+def _stand_in(previous: str | None) -> tuple[Message, ...]:
+    role = "system" if previous == "developer" else previous
+    return _STAND_INS[role]

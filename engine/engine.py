@@ -1,0 +1,351 @@
+"""``KVEngine``: sessions answered from a constant KV budget. ``_turn`` is the whole flow."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from engine.answer import Answer
+from engine.catalog import load_profile, resolve_model
+from engine.chat import ChatFormat
+from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
+from engine.errors import ConfigError, EngineFailure, PaceError
+from engine.flow import Flow, Writer, cut
+from engine.pool import KVPool
+from engine.report import describe, summarize, turn_event
+from engine.runner import ModelRunner
+from engine.sampling import CounterRng, draw
+from engine.scheduler import Scheduler, Task
+from engine.scoring import encode_continuations, score_flow
+from engine.state import SessionState
+from engine.store import SessionStore
+from engine.turn import RunningTurn, extend_state
+from engine.types import (
+    ChunkDone,
+    FinishReason,
+    LedgerEvent,
+    Match,
+    Message,
+    PaceInfo,
+    ScoreRequest,
+    ScoreResult,
+    TurnDone,
+    TurnEvent,
+    TurnFailed,
+    TurnRequest,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+
+class KVEngine:
+    """Implements ``engine.protocol.Engine`` on one model and one device, without Ray.
+
+    Public methods may be called from any thread. The step thread runs the turns.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Any,
+        config: EngineConfig,
+        profile: ModelProfile,
+        policies: dict[str, PolicyConfig],
+        writer: Writer | None = None,
+    ) -> None:
+        """Raises ConfigError for policies the model cannot run, ModelError for its template."""
+        self.config = config
+        self.runner = runner
+        self.writer = writer or Writer()
+        self.chat = ChatFormat(tokenizer, _stop_ids(runner.model, tokenizer))
+        resolved = {
+            name: policy.resolve(profile, runner.model_range) for name, policy in policies.items()
+        }
+        if config.default_policy not in policies:
+            raise ConfigError(
+                f"default_policy: {config.default_policy!r} is not one of {sorted(policies)}",
+                param="default_policy",
+            )
+        staging = max(policy.chunk for policy in resolved.values())
+        pool = KVPool(runner.shape, config.pool_bytes or _default_pool_bytes(runner), staging)
+        self.store = SessionStore(runner, pool, config, policies, resolved)
+        self.scheduler = Scheduler(runner, pool, config.stuck_after_s)
+        self._counters: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, policies: dict[str, PolicyConfig] | None = None
+    ) -> KVEngine:
+        """Load the model named in ``config`` and the shipped policies (unless given)."""
+        path = resolve_model(config.model)
+        profile = config.profile or load_profile(path)
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        name = profile.dtype if config.dtype == "auto" else config.dtype
+        runner = ModelRunner.load(path, config.device, getattr(torch, name) if name else None)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return cls(runner, tokenizer, config, profile, policies or load_policies())
+
+    @property
+    def model_name(self) -> str:
+        """Served model name."""
+        return self.config.served_name or self.config.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def max_session_tokens(self) -> int:
+        """Logical tokens a session may reach."""
+        return self.config.max_session_tokens
+
+    # ---- turns ------------------------------------------------------------------------------
+
+    def match(
+        self,
+        namespace: str,
+        session_id: str | None,
+        digests: Sequence[bytes],
+        *,
+        append: bool = False,
+    ) -> Match:
+        """See ``Engine.match``."""
+        with self.store.lock:
+            return self.store.table.match(namespace, session_id, digests, append)
+
+    def submit(self, request: TurnRequest, on_event: Callable[[TurnEvent], None]) -> RunningTurn:
+        """See ``Engine.submit``."""
+        session, origin = self.store.hold(request)
+        state: SessionState | None = None
+        try:
+            state = origin.fork(self.store.active_row(session, origin.policy))
+            unresolved = extend_state(
+                self.chat, state, request, origin.room, self.max_session_tokens
+            )
+            turn = RunningTurn(
+                request, session, origin, state, unresolved, on_event, self.scheduler
+            )
+            turn.task.flow = self._guarded(turn)
+            session.task = turn.task
+            self.scheduler.add(turn.task)
+        except BaseException:
+            self.store.drop(session, state)
+            raise
+        return turn
+
+    def run(self, request: TurnRequest) -> list[TurnEvent]:
+        """Run a turn to its end and return its events, the last a ``TurnDone``. Blocks.
+
+        Raises:
+            PaceError: as ``submit`` does, or what made the turn fail.
+        """
+        queue: SimpleQueue[TurnEvent] = SimpleQueue()
+        self.submit(request, queue.put)
+        events: list[TurnEvent] = []
+        while not events or not isinstance(events[-1], TurnDone):
+            events.append(queue.get())
+            if isinstance(events[-1], TurnFailed):
+                raise events[-1].error
+        return events
+
+    def _turn(self, turn: RunningTurn) -> Flow[None]:
+        """The life of a turn, in the step thread. At admission the messages became tokens behind
+        the fork's, the plan was updated and a row was taken; a commit or a rollback follows."""
+        state, record, sampling = turn.state, turn.record, turn.request.sampling
+        turn.start()
+        state.fill_row(turn.origin)
+        cached, prompt = state.written, len(state.tokens)
+        chunks = cut(state.tokens[cached:], state.policy.chunk)
+        for number, chunk in enumerate(chunks, start=1):
+            last = number == len(chunks)
+            wanted = "last" if last else "none"
+            written = yield from self.writer.write(state, chunk, record, wanted, measure=last)
+            turn.emit(ChunkDone(state.written - cached, prompt - cached))
+        turn.prompt_done()
+        answer = Answer(self.chat.tokenizer, sampling, self.chat.stop_ids)
+        rng = state.rng if sampling.seed is None else CounterRng(sampling.seed)
+        while answer.finish is None:
+            if answer.tokens:
+                written = yield from self.writer.write(state, [answer.tokens[-1]], record)
+            token = draw(written.logits[-1], sampling, rng)
+            state.tokens.append(token)
+            room = min(state.room, self.max_session_tokens - len(state.tokens))
+            delta = answer.push(token, written.logits[-1], room > 0)
+            if delta is not None:
+                turn.emit(delta)
+        state.close_answer(Message("assistant", answer.text), self.chat.closing_after(token))
+        usage = Usage(prompt, len(answer.tokens), cached)
+        self._commit(turn, usage, answer.finish)
+
+    def _guarded(self, turn: RunningTurn) -> Flow[None]:
+        """Run ``_turn``; roll back and report whatever goes wrong."""
+        try:
+            yield from self._turn(turn)
+        except Exception as error:
+            if not isinstance(error, PaceError):
+                log.exception("turn %s failed", turn.request.request_id)
+                error = EngineFailure(f"the turn failed: {type(error).__name__}")
+            self.store.drop(turn.session, turn.state)
+            self._count(turns_failed=1)
+            turn.emit(TurnFailed(error))
+
+    def _commit(self, turn: RunningTurn, usage: Usage, finish: FinishReason) -> None:
+        state, record, session = turn.state, turn.record, turn.session
+        with self.store.lock:
+            session.ledger.extend(record.events)
+            session.ledger.add("turn", state.step, turn_event(turn, usage, finish))
+            pace = PaceInfo(
+                session_id=turn.session_id,
+                step=state.step,
+                resident_tokens=state.resident,
+                residency=record.residency,
+                rotary_gap=record.rotary_gap,
+                evicted=record.evicted,
+                restored=0,
+                renumbers=record.renumbers,
+                displaced=record.displaced,
+                unresolved=turn.unresolved,
+            )
+            self.store.commit(session, turn.origin, state)
+        self._count(
+            turns=1,
+            prompt_tokens=usage.prompt_tokens - usage.cached_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            evicted_tokens=record.evicted,
+            renumbers=record.renumbers,
+            displaced_tokens=record.displaced,
+        )
+        turn.emit(TurnDone(finish, usage, pace))
+
+    def score(self, request: ScoreRequest) -> ScoreResult:
+        """See ``Engine.score``."""
+        encoded = encode_continuations(self.chat, request.continuations)
+        with self.store.lock:
+            self.store.table.get(request.namespace, request.session_id)
+        wanted = TurnRequest(
+            request.session_id, request.messages, namespace=request.namespace, plan=request.plan
+        )
+        session, origin = self.store.hold(wanted)
+        forks: list[SessionState] = []
+        outcome: SimpleQueue[ScoreResult | PaceError] = SimpleQueue()
+        try:
+            for _ in range(2):
+                forks.append(origin.fork(self.store.active_row(session, origin.policy)))
+            longest = max(len(ids) for ids in encoded)
+            limit = self.max_session_tokens - longest
+            extend_state(self.chat, forks[0], wanted, origin.room - longest, limit)
+            flow = score_flow(
+                self.writer, self.chat, origin, forks[0], forks[1].active_row(), encoded
+            )
+            session.task = Task(_reporting(flow, outcome))
+            self.scheduler.add(session.task)
+            result = outcome.get()
+        finally:
+            self.store.drop(session, *forks)
+        if isinstance(result, PaceError):
+            raise result
+        return result
+
+    # ---- sessions ---------------------------------------------------------------------------
+
+    def sessions(self, namespace: str | None) -> list[dict[str, Any]]:
+        """See ``Engine.sessions``."""
+        with self.store.lock:
+            return [
+                summarize(session, self.store.pool)
+                for session in self.store.table
+                if session.turns and namespace in (None, session.namespace)
+            ]
+
+    def session(self, namespace: str, session_id: str) -> dict[str, Any]:
+        """See ``Engine.session``."""
+        with self.store.lock:
+            return describe(self.store.table.get(namespace, session_id), self.store.pool)
+
+    def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
+        """See ``Engine.events``."""
+        with self.store.lock:
+            return self.store.table.get(namespace, session_id).ledger.since(since)
+
+    def delete(self, namespace: str, session_id: str) -> None:
+        """See ``Engine.delete``."""
+        with self.store.lock:
+            session = self.store.table.get(namespace, session_id)
+            if session.task is None:
+                self.store.forget(session)
+            else:
+                session.doomed = True
+                self.scheduler.cancel(session.task)
+
+    def stats(self) -> dict[str, float]:
+        """See ``Engine.stats``. Names ending in _total are counters, the others gauges."""
+        store = self.store
+        with store.lock:
+            running = sum(session.task is not None for session in store.table)
+            values = {f"{name}_total": value for name, value in self._counters.items()}
+            return values | {
+                "sessions": float(len(store.table)),
+                "sessions_running": float(running),
+                "sessions_dropped_total": float(store.dropped),
+                "pool_bytes": float(store.pool.bytes_allocated),
+                "pool_limit_bytes": float(store.pool.byte_limit),
+                "forwards_total": float(self.scheduler.steps),
+            }
+
+    def check_health(self) -> None:
+        """See ``Engine.check_health``."""
+        self.scheduler.check_health()
+
+    def close(self) -> None:
+        """See ``Engine.close``."""
+        self.scheduler.close()
+
+    def _count(self, **amounts: float) -> None:
+        with self.store.lock:
+            for name, amount in amounts.items():
+                self._counters[name] += amount
+
+
+_COUNTERS = (
+    "turns",
+    "turns_failed",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "evicted_tokens",
+    "displaced_tokens",
+    "renumbers",
+)
+
+
+def _reporting(
+    flow: Flow[ScoreResult], outcome: SimpleQueue[ScoreResult | PaceError]
+) -> Flow[None]:
+    try:
+        result: ScoreResult | PaceError = yield from flow
+    except PaceError as error:
+        result = error
+    except Exception as error:
+        log.exception("scoring failed")
+        result = EngineFailure(f"scoring failed: {type(error).__name__}")
+    outcome.put(result)
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """End tokens named by the generation config and the tokenizer."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
+    return frozenset(i for i in ids if i is not None)
+
+
+def _default_pool_bytes(runner: ModelRunner) -> int:
+    """Without a setting: 60 % of the free device memory, or a quarter of the machine's."""
+    if runner.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(runner.device)
+        return int(free * 0.6)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.25)

@@ -1,0 +1,193 @@
+"""Writing a chunk: renumber if due, forward, hand out blocks, select, keep (DESIGN §3.8).
+
+The functions are generators: they yield ``Work`` for the scheduler to pack into a forward and
+receive what was ``Written``. Prefill, decode and scoring all write through ``write``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.errors import ContextLengthExceeded
+from engine.plan import next_use, residency, rotary_gap
+from engine.retention import NO_USE, Candidates, forced, select_keep
+from engine.runner import Work, Written
+from engine.state import SessionState
+
+T = TypeVar("T")
+Flow = Generator[Work, Written, T]
+
+
+class BlockHook(Protocol):
+    """Receives raw keys and values of every chunk, before anything of it is evicted."""
+
+    def after_chunk(self, state: SessionState, first: int, raw: Tensor, value: Tensor) -> None:
+        """Tokens ``first`` … of ``state``: ``raw``, ``value`` ``[L, Hkv, n, D]``, views that are
+        valid until the call returns."""
+        ...
+
+
+class NoBlocks:
+    """Keeps no blocks."""
+
+    def after_chunk(self, state: SessionState, first: int, raw: Tensor, value: Tensor) -> None:
+        """Nothing to do."""
+
+
+class EvictionHook(Protocol):
+    """May observe a selection, or replace it (replays, tests)."""
+
+    def __call__(self, state: SessionState, keep: Tensor, logical: Tensor) -> Tensor:
+        """``keep``: selected indices ``[L, K]`` into ``logical`` ``[L, N]``; returns what to keep."""
+        ...
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """What a running turn did; becomes ledger events and the answer's ``pace`` object."""
+
+    events: list[tuple[str, int, Mapping[str, Any]]] = field(default_factory=list)
+    schedule: list[list[int]] = field(default_factory=list)
+    evicted: int = 0
+    renumbers: int = 0
+    displaced: int = 0
+    residency: float | None = None
+    rotary_gap: int | None = None
+    forward_s: float = 0.0
+    evict_s: float = 0.0
+    renumber_s: float = 0.0
+
+    def ran(self, count: int) -> None:
+        """Note a chunk of ``count`` tokens; ``schedule`` holds [size, repeats] runs."""
+        if self.schedule and self.schedule[-1][0] == count:
+            self.schedule[-1][1] += 1
+        else:
+            self.schedule.append([count, 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes chunks into states. Stateless; holds the hooks."""
+
+    blocks: BlockHook = field(default_factory=NoBlocks)
+    on_evict: EvictionHook | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    def write(
+        self,
+        state: SessionState,
+        tokens: list[int],
+        record: TurnRecord,
+        logits: Literal["none", "last", "all"] = "last",
+        measure: bool = False,
+    ) -> Flow[Written]:
+        """Write ``tokens`` (at most one prefill chunk) at the end of ``state``.
+
+        Args:
+            logits: for which of the tokens logits are wanted.
+            measure: take residency and rotary gap here (last prompt token, before eviction).
+
+        Raises:
+            ContextLengthExceeded: the state has no room for them.
+        """
+        count = len(tokens)
+        if count > state.room:
+            raise ContextLengthExceeded(state.written + state.room, state.written + count)
+        self._renumber_if_due(state, count, record)
+        row, first = state.active_row(), state.written - state.shift
+        written = yield Work(row, state.table, tuple(tokens), first, count == 1, logits)
+        record.ran(count)
+        device, resident = row.shape.device, row.length
+        fresh = torch.arange(count, device=device).expand(row.shape.layers, count)
+        logical = torch.cat((row.logical[:, :resident], state.written + fresh), dim=1)
+        physical = torch.cat((row.physical[:, :resident], first + fresh), dim=1)
+        row.score[:, :resident] += written.scores[:, :resident]
+        score = torch.cat((row.score[:, :resident], written.scores[:, resident:]), dim=1)
+        if measure:
+            needed = state.needed(state.step)
+            record.residency = residency(needed, logical)
+            record.rotary_gap = rotary_gap(needed, logical, physical, first + count - 1)
+        raw, value = (
+            (written.staged.raw, written.staged.value)
+            if written.staged is not None
+            else (row.raw[:, :, resident : resident + 1], row.value[:, :, resident : resident + 1])
+        )
+        self.blocks.after_chunk(state, state.written, raw, value)
+        start = self.clock()
+        if state.policy.retention != "none" and resident + count >= row.capacity:
+            if written.staged is None:
+                row.append(None, state.written, first, written.scores[:, resident:])
+            keep = self._select(state, logical, score, count, record)
+            row.keep(keep, written.staged, logical, physical, score)
+        else:
+            row.append(written.staged, state.written, first, written.scores[:, resident:])
+        state.written += count
+        record.evict_s += self.clock() - start
+        return written
+
+    def _renumber_if_due(self, state: SessionState, count: int, record: TurnRecord) -> None:
+        """DESIGN §3.6: before writing n tokens, number the row when m − c + n > L."""
+        limit = state.policy.position_limit
+        if limit is None or state.written - state.shift + count <= limit:
+            return
+        start, before = self.clock(), state.written - state.shift
+        row = state.active_row()
+        row.renumber(state.table)
+        state.shift = state.written - row.length
+        state.renumbers += 1
+        record.renumbers += 1
+        record.renumber_s += self.clock() - start
+        step = state.step_at(max(state.written - 1, 0))
+        data = {"before": before, "after": row.length, "at": state.written, "limit": limit}
+        record.events.append(("renumber", step, data))
+
+    def _select(
+        self, state: SessionState, logical: Tensor, score: Tensor, count: int, record: TurnRecord
+    ) -> Tensor:
+        """Choose what stays and note it. The step is that of the last token written."""
+        step = state.step_at(state.written + count - 1)
+        uses = next_use(state.protected(step), logical)
+        candidates = Candidates(logical, score, uses)
+        keep = select_keep(state.policy, candidates)
+        if self.on_evict is not None:
+            keep = self.on_evict(state, keep, logical)
+        total, kept = logical.shape[1], keep.shape[1]
+        stays = torch.zeros_like(uses, dtype=torch.bool).scatter_(1, keep, True)
+        planned = uses < NO_USE
+        always = forced(state.policy, candidates)
+        reserved = planned | always
+        low, high = float("inf"), float("-inf")
+        displaced = int((planned & ~stays).sum(dim=1).max())
+        state.evicted += total - kept
+        record.evicted += total - kept
+        record.displaced += displaced
+        data = {
+            "at": state.written + count,
+            "candidates": total,
+            "kept": kept,
+            "evicted": total - kept,
+            "displaced": displaced,
+            "kept_protected": (stays & planned & ~always).sum(dim=1).tolist(),
+            "lowest_kept_score": _finite(score.masked_fill(~stays | reserved, low).amin(dim=1)),
+            "highest_lost_score": _finite(score.masked_fill(stays, high).amax(dim=1)),
+            "highest_unprotected_score": _finite(score.masked_fill(reserved, high).amax(dim=1)),
+        }
+        record.events.append(("eviction", step, data))
+        return keep
+
+
+def _finite(values: Tensor) -> list[float | None]:
+    """Per layer; None where no token was of the class."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def cut(tokens: list[int], chunk: int) -> list[list[int]]:
+    """The schedule rule (DESIGN §3.8): every ``chunk`` tokens from the turn's first."""
+    return [tokens[start : start + chunk] for start in range(0, len(tokens), chunk)]

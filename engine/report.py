@@ -1,0 +1,92 @@
+"""What readers see of a session: summaries, spans, and the ledger's turn event."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from engine.pool import KVPool
+from engine.sessions import Session
+from engine.turn import RunningTurn
+from engine.types import Usage
+
+
+def summarize(session: Session, pool: KVPool) -> dict[str, Any]:
+    """Counts of a session's committed state. Sizes in tokens and bytes, times in Unix seconds."""
+    state = session.state
+    capacity = state.policy.capacity
+    return {
+        "session_id": session.session_id,
+        "namespace": session.namespace,
+        "policy": session.policy.name,
+        "status": "idle" if session.task is None else "running",
+        "turns": session.turns,
+        "step": state.step,
+        "messages": len(state.messages),
+        "tokens": len(state.tokens),
+        "written_tokens": state.written,
+        "resident_tokens": state.resident,
+        "evicted_tokens": state.evicted,
+        "renumbers": state.renumbers,
+        "next_position": state.written - state.shift,
+        # raw keys, values and indices of the committed row, and rotated keys while a turn runs
+        "kv_bytes": pool.row_bytes(capacity) + pool.buffer_bytes(capacity),
+        "full_kv_bytes": len(state.tokens) * pool.shape.token_bytes,
+        "created": session.created,
+        "last_used": session.last_used,
+    }
+
+
+def describe(session: Session, pool: KVPool, spans: int = 1000) -> dict[str, Any]:
+    """``summarize`` plus policy sizes, plan and the newest ``spans`` message spans."""
+    state = session.state
+    count = len(state.messages)
+    first = max(0, count - spans)
+    return {
+        **summarize(session, pool),
+        "policy_settings": state.policy.model_dump(),
+        "plan": {
+            "steps": {str(step): list(readers) for step, readers in state.plan.by_step.items()},
+            "messages": {str(m): list(readers) for m, readers in state.plan.by_message.items()},
+        },
+        "spans": [
+            {
+                "message": first + offset,
+                "start": span.start,
+                "end": span.end,
+                "role": span.role,
+                "step": span.step,
+            }
+            for offset, span in enumerate(state.messages[first:count])
+        ],
+        "previous_turn_kept": session.previous is not None,
+    }
+
+
+def turn_event(turn: RunningTurn, usage: Usage, finish: str) -> dict[str, Any]:
+    """Data of the ledger's turn event. Times in seconds; ``forward_s`` is the turn's share (by
+    tokens) of the forwards it was packed into."""
+    now, record, state = time.perf_counter(), turn.record, turn.state
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "new_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "restored_tokens": 0,
+        "resident_tokens": state.resident,
+        "evicted": record.evicted,
+        "renumbers": record.renumbers,
+        "displaced": record.displaced,
+        "residency": record.residency,
+        "rotary_gap": record.rotary_gap,
+        "finish_reason": finish,
+        "schedule": record.schedule,
+        "times": {
+            "queued_s": turn.started - turn.admitted,
+            "prefill_s": turn.prompted - turn.started,
+            "decode_s": now - turn.prompted,
+            "forward_s": turn.task.seconds,
+            "evict_s": record.evict_s,
+            "renumber_s": record.renumber_s,
+        },
+    }

@@ -1,0 +1,61 @@
+"""Log-probability of given continuations, on forks: how recall is measured without luck."""
+
+from __future__ import annotations
+
+from engine.chat import ChatFormat
+from engine.errors import InvalidRequest
+from engine.flow import Flow, TurnRecord, Writer, cut
+from engine.row import Row
+from engine.sampling import log_probabilities
+from engine.state import SessionState
+from engine.types import ScoredContinuation, ScoreResult
+
+
+def encode_continuations(chat: ChatFormat, texts: tuple[str, ...]) -> list[list[int]]:
+    """Token ids of each continuation. Raises InvalidRequest for none or an empty one."""
+    if not texts:
+        raise InvalidRequest("give at least one continuation", param="continuations")
+    encoded = [chat.encode(text) for text in texts]
+    for index, ids in enumerate(encoded):
+        if not ids:
+            raise InvalidRequest("a continuation is empty", param=f"continuations.{index}")
+    return encoded
+
+
+def score_flow(
+    writer: Writer,
+    chat: ChatFormat,
+    origin: SessionState,
+    prompt: SessionState,
+    spare: Row,
+    continuations: list[list[int]],
+) -> Flow[ScoreResult]:
+    """Write the prompt into ``prompt`` (a fork of ``origin``), then each continuation into a
+    fork of it that lives in ``spare``."""
+    prompt.fill_row(origin)
+    record = TurnRecord()
+    chunks = cut(prompt.tokens[prompt.written :], prompt.policy.chunk)
+    for number, chunk in enumerate(chunks, start=1):
+        last = number == len(chunks)
+        written = yield from writer.write(
+            prompt, chunk, record, "last" if last else "none", measure=last
+        )
+    opening = log_probabilities(written.logits[-1]).clone()
+    scored = []
+    for ids in continuations:
+        fork = prompt.fork(spare)
+        fork.fill_row(prompt)
+        fork.tokens.extend(ids)
+        values = [float(opening[ids[0]])]
+        for start, piece in zip(
+            range(0, len(ids), prompt.policy.chunk),
+            cut(ids[:-1], prompt.policy.chunk),
+            strict=False,
+        ):
+            written = yield from writer.write(fork, piece, TurnRecord(), "all")
+            following = ids[start + 1 : start + 1 + len(piece)]
+            rows = log_probabilities(written.logits)
+            values += [float(rows[i, token]) for i, token in enumerate(following)]
+        tokens = tuple(chat.tokenizer.decode([token]) for token in ids)
+        scored.append(ScoredContinuation(tuple(ids), tokens, tuple(values)))
+    return ScoreResult(tuple(scored), record.residency, record.rotary_gap)

@@ -1,0 +1,187 @@
+"""The sessions of one replica: lookup by id or by transcript, who may run, who must go."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.config import PolicyConfig
+from engine.errors import PolicyMismatch, SessionBusy, SessionDiverged, SessionNotFound
+from engine.ledger import Ledger
+from engine.scheduler import Task
+from engine.state import SessionState
+from engine.transcript import EMPTY_DIGEST
+from engine.types import Base, Match
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session's committed state, the one before the last turn, and what is running."""
+
+    namespace: str
+    session_id: str
+    policy: PolicyConfig
+    state: SessionState
+    ledger: Ledger
+    previous: SessionState | None = None
+    task: Task | None = None
+    turns: int = 0
+    created: float = field(default_factory=time.time)
+    last_used: float = field(default_factory=time.time)
+    doomed: bool = False
+
+    @property
+    def key(self) -> Key:
+        """(namespace, id)."""
+        return (self.namespace, self.session_id)
+
+    def base(self, which: Base) -> SessionState:
+        """The state a turn continues."""
+        return self.previous if which == "previous" and self.previous is not None else self.state
+
+
+class SessionTable:
+    """Sessions by key, and an index of transcript digests. The engine's lock guards it."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[Key, Session] = {}
+        self._by_digest: dict[tuple[str, bytes], set[Key]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def find(self, namespace: str, session_id: str) -> Session | None:
+        """The session, or None."""
+        return self._sessions.get((namespace, session_id))
+
+    def get(self, namespace: str, session_id: str) -> Session:
+        """The session. Raises SessionNotFound."""
+        session = self.find(namespace, session_id)
+        if session is None or session.turns == 0:
+            raise SessionNotFound(f"there is no session {session_id!r}", param="session_id")
+        return session
+
+    def add(self, session: Session) -> None:
+        """Register a new session."""
+        self._sessions[session.key] = session
+
+    def remove(self, session: Session) -> None:
+        """Forget a session."""
+        self.unindex(session)
+        self._sessions.pop(session.key, None)
+
+    def index(self, session: Session) -> None:
+        """Make the session findable by its states' transcripts."""
+        for digest in _digests(session):
+            self._by_digest.setdefault((session.namespace, digest), set()).add(session.key)
+
+    def unindex(self, session: Session) -> None:
+        """Undo ``index``; call before the states change."""
+        for digest in _digests(session):
+            keys = self._by_digest.get((session.namespace, digest), set())
+            keys.discard(session.key)
+            if not keys:
+                self._by_digest.pop((session.namespace, digest), None)
+
+    def match(
+        self, namespace: str, session_id: str | None, digests: Sequence[bytes], append: bool
+    ) -> Match:
+        """See ``Engine.match``."""
+        if session_id is None:
+            return self._match_prefix(namespace, digests)
+        session = self.find(namespace, session_id)
+        if session is None or session.turns == 0:
+            return Match(session_id, "new", 0)
+        if append:
+            return Match(session_id, "current", len(session.state.messages))
+        for which in ("current", "previous"):
+            known = _known(session, which, digests)
+            if known is not None:
+                return Match(session_id, which, known)
+        raise _diverged(session, digests)
+
+    def _match_prefix(self, namespace: str, digests: Sequence[bytes]) -> Match:
+        for known in range(len(digests) - 1, 0, -1):
+            for key in self._by_digest.get((namespace, digests[known - 1]), ()):
+                session = self._sessions[key]
+                if session.task is None:
+                    current = session.state.digest == digests[known - 1]
+                    return Match(session.session_id, "current" if current else "previous", known)
+        return Match(f"s-{uuid.uuid4().hex[:16]}", "new", 0)
+
+    def idle_oldest(self, keep: Session) -> Session | None:
+        """The idle session longest unused, other than ``keep``."""
+        idle = [s for s in self._sessions.values() if s.task is None and s is not keep]
+        return min(idle, key=lambda s: s.last_used, default=None)
+
+
+def check_continues(session: Session, base: Base, known: int | None) -> SessionState:
+    """The state a turn asked for, if it is still what the caller saw.
+
+    Raises:
+        SessionBusy: a turn of the session runs.
+        SessionDiverged: the session changed since.
+    """
+    if session.task is not None:
+        raise SessionBusy(f"session {session.session_id!r} is running another turn")
+    state = session.base(base)
+    if base == "previous" and session.previous is None:
+        raise SessionDiverged(
+            f"session {session.session_id!r} keeps no state before its last turn", param="messages"
+        )
+    if known is not None and len(state.messages) != known:
+        raise SessionDiverged(
+            f"session {session.session_id!r} holds {len(state.messages)} messages, not {known}: "
+            "it changed since the request was matched; send the request again"
+        )
+    return state
+
+
+def check_policy(session: Session, policy: str | None) -> None:
+    """Raise PolicyMismatch when the session was created with another policy."""
+    if policy is not None and policy != session.policy.name:
+        raise PolicyMismatch(
+            f"session {session.session_id!r} was created with policy {session.policy.name!r}; "
+            f"use that one or start a new session for {policy!r}",
+            param="pace.policy",
+        )
+
+
+def _digests(session: Session) -> set[bytes]:
+    states = [session.state] if session.previous is None else [session.state, session.previous]
+    return {state.digest for state in states if state.digest != EMPTY_DIGEST}
+
+
+def _known(session: Session, which: Base, digests: Sequence[bytes]) -> int | None:
+    """Messages the state holds, when they are a proper prefix of the request's."""
+    if which == "previous" and session.previous is None:
+        return None
+    state = session.base(which)
+    known = len(state.messages)
+    if known >= len(digests):
+        return None
+    held = digests[known - 1] if known else EMPTY_DIGEST
+    return known if held == state.digest else None
+
+
+def _diverged(session: Session, digests: Sequence[bytes]) -> SessionDiverged:
+    held = session.state.messages
+    for index in range(min(len(held), len(digests))):
+        if held[index].digest != digests[index]:
+            return SessionDiverged(
+                f"message {index} differs from what session {session.session_id!r} holds; resend "
+                "the transcript as it was, or start a new session",
+                param=f"messages.{index}",
+            )
+    return SessionDiverged(
+        f"the transcript ends after {len(digests)} messages, but session {session.session_id!r} "
+        f"holds {len(held)}; only its last turn can be redone",
+        param="messages",
+    )

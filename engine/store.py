@@ -1,0 +1,167 @@
+"""Who holds which rows: admission, commit, rollback and making room (DESIGN §3.8)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from engine.config import CachePolicy, EngineConfig, PolicyConfig
+from engine.errors import CapacityExceeded, InvalidRequest
+from engine.ledger import Ledger
+from engine.pool import KVPool
+from engine.row import Row
+from engine.runner import ModelRunner
+from engine.sampling import CounterRng
+from engine.scheduler import Task
+from engine.sessions import Session, SessionTable, check_continues, check_policy
+from engine.state import SessionState
+from engine.types import TurnRequest
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class SessionStore:
+    """Sessions and the pool they live in, behind one lock.
+
+    A session is held by one turn at a time (``hold`` … ``commit`` or ``drop``); its committed
+    states are never written to.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        pool: KVPool,
+        config: EngineConfig,
+        policies: dict[str, PolicyConfig],
+        resolved: dict[str, CachePolicy],
+    ) -> None:
+        self.lock = threading.RLock()
+        self.table = SessionTable()
+        self.pool = pool
+        self.dropped = 0
+        self._runner = runner
+        self._config = config
+        self._policies = policies
+        self._resolved = resolved
+
+    def hold(self, request: TurnRequest) -> tuple[Session, SessionState]:
+        """Find or create the session, reserve it, and return the state to continue.
+
+        Raises:
+            InvalidRequest: unknown policy.
+            PolicyMismatch, SessionBusy, SessionDiverged: see ``check_continues``.
+            CapacityExceeded: too many sessions, none idle.
+        """
+        if request.policy is not None and request.policy not in self._policies:
+            raise InvalidRequest(
+                f"policy {request.policy!r} is not one of {sorted(self._policies)}",
+                param="pace.policy",
+            )
+        with self.lock:
+            session = self.table.find(request.namespace, request.session_id)
+            if session is None:
+                session = self._create(request)
+            check_policy(session, request.policy)
+            origin = check_continues(session, request.base, request.known)
+            session.task = Task.placeholder()
+            session.last_used = time.time()
+        return session, origin
+
+    def active_row(self, session: Session, policy: CachePolicy) -> Row:
+        """A row with a (not yet filled) buffer for rotated keys; idle sessions make room.
+
+        Raises:
+            CapacityExceeded: running turns take all the room.
+        """
+        with self.lock:
+            row = self._make_room(session, lambda: self.pool.acquire(policy.capacity))
+            try:
+                buffer = self._make_room(session, lambda: self.pool.acquire_buffer(policy.capacity))
+            except CapacityExceeded:
+                self.pool.release(row)
+                raise
+            row.rotated = buffer
+            return row
+
+    def commit(self, session: Session, origin: SessionState, state: SessionState) -> None:
+        """Swap ``state`` in; ``origin`` becomes the previous one, others are freed."""
+        with self.lock:
+            state.commit()
+            self.pool.release_buffer(state.active_row())
+            self.table.unindex(session)
+            keep = origin if self._config.keep_previous_turn else None
+            for old in (session.state, session.previous):
+                if old is not keep:
+                    self._free(old)
+            session.previous = keep
+            session.state = state
+            session.turns += 1
+            session.task = None
+            session.last_used = time.time()
+            self.table.index(session)
+            if session.doomed:
+                self.forget(session)
+
+    def drop(self, session: Session, *forks: SessionState | None) -> None:
+        """Undo a hold: free the forks; a session that never had a turn goes."""
+        with self.lock:
+            for fork in forks:
+                self._free(fork)
+            session.task = None
+            if session.doomed or session.turns == 0:
+                self.forget(session)
+
+    def forget(self, session: Session) -> None:
+        """Remove a session that no turn holds and free its rows."""
+        with self.lock:
+            self.table.remove(session)
+            self._free(session.state)
+            self._free(session.previous)
+
+    def _create(self, request: TurnRequest) -> Session:
+        name = request.policy or self._config.default_policy
+        resolved = self._resolved[name]
+        state = SessionState(
+            policy=resolved,
+            table=self._runner.table(resolved.rope, resolved.position_range),
+            rng=CounterRng(secrets.randbits(63)),
+        )
+        session = Session(
+            namespace=request.namespace,
+            session_id=request.session_id,
+            policy=self._policies[name],
+            state=state,
+            ledger=Ledger(self._config.ledger_events),
+        )
+        if len(self.table) >= self._config.max_sessions:
+            self._evict_idle(session)
+        self.table.add(session)
+        return session
+
+    def _make_room(self, session: Session, take: Callable[[], T]) -> T:
+        while True:
+            try:
+                return take()
+            except CapacityExceeded:
+                self._evict_idle(session)
+
+    def _evict_idle(self, keep: Session) -> None:
+        victim = self.table.idle_oldest(keep)
+        if victim is None:
+            raise CapacityExceeded(
+                "all room for sessions is taken by running turns; retry later, or raise "
+                "engine.pool_bytes or engine.max_sessions"
+            )
+        log.info("session %s dropped to make room", victim.session_id)
+        self.forget(victim)
+        self.dropped += 1
+
+    def _free(self, state: SessionState | None) -> None:
+        if state is not None and state.row is not None:
+            self.pool.release(state.row)
+            state.row = None

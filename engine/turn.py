@@ -1,0 +1,117 @@
+"""A turn from request to tokens, and its handle while it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.chat import ChatFormat
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.flow import TurnRecord
+from engine.scheduler import Scheduler, Task
+from engine.sessions import Session
+from engine.state import SessionState
+from engine.types import Message, TurnEvent, TurnRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class RunningTurn:
+    """A turn that was admitted. ``state`` is its fork of ``origin``."""
+
+    request: TurnRequest
+    session: Session
+    origin: SessionState
+    state: SessionState
+    unresolved: tuple[str, ...]
+    on_event: Callable[[TurnEvent], None]
+    scheduler: Scheduler
+    task: Task = field(default_factory=Task.placeholder)
+    record: TurnRecord = field(default_factory=TurnRecord)
+    admitted: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    prompted: float = 0.0
+
+    @property
+    def session_id(self) -> str:
+        """Id of its session."""
+        return self.session.session_id
+
+    def cancel(self) -> None:
+        """Stop before the next step and roll back. Idempotent."""
+        self.scheduler.cancel(self.task)
+
+    def start(self) -> None:
+        """Note that the step thread took the turn up."""
+        self.started = time.perf_counter()
+
+    def prompt_done(self) -> None:
+        """Note that the prompt is written."""
+        self.prompted = time.perf_counter()
+
+    def emit(self, event: TurnEvent) -> None:
+        """Tell the caller; its errors are its own."""
+        try:
+            self.on_event(event)
+        except Exception:
+            log.exception("the event callback of turn %s raised", self.request.request_id)
+
+
+def extend_state(
+    chat: ChatFormat, state: SessionState, request: TurnRequest, room: int, limit: int
+) -> tuple[str, ...]:
+    """Append the request's messages and the answer's opening to a fork, and update its plan.
+
+    Args:
+        room: tokens the fork's origin could still take.
+        limit: most logical tokens a session may have.
+
+    Returns:
+        What of the plan cannot be resolved.
+
+    Raises:
+        InvalidRequest: no messages, a bad step, a refused message, an unresolved strict plan.
+        ContextLengthExceeded: the prompt does not fit.
+    """
+    if not request.messages:
+        raise InvalidRequest("the request brings no new message", param="messages")
+    steps = assign_steps(state.step, request.messages, request.plan.step)
+    total = len(state.messages) + len(request.messages)
+    state.plan, unresolved = state.plan.update(request.plan, steps[-1], total)
+    previous = state.messages[-1].role if len(state.messages) else None
+    for message, step in zip(request.messages, steps, strict=True):
+        state.add_message(message, chat.message_tokens(previous, message), step)
+        previous = message.role
+    state.open_answer(chat.answer_prompt(previous))
+    asked = len(state.tokens)
+    allowed = min(limit, state.written + room)
+    if asked > allowed:
+        raise ContextLengthExceeded(allowed, asked)
+    return tuple(unresolved)
+
+
+def assign_steps(current: int, messages: Sequence[Message], given: int | None) -> list[int]:
+    """Step of each new message (DESIGN §4): user messages count on from ``current``, the last
+    one takes ``given``.
+
+    Raises:
+        InvalidRequest: ``given`` does not rise above the steps before it.
+    """
+    users = [index for index, message in enumerate(messages) if message.role == "user"]
+    if given is not None:
+        least = current + len(users) if users else current
+        if given < least or (not users and given != current):
+            wanted = f"at least {least}" if users else f"{current}, since no user message is new"
+            raise InvalidRequest(
+                f"pace.step {given} must be {wanted}: steps of a session only rise",
+                param="pace.step",
+            )
+    steps, step = [], current
+    for index, message in enumerate(messages):
+        if message.role == "user":
+            step = given if given is not None and index == users[-1] else step + 1
+        steps.append(step)
+    return steps
