@@ -53,7 +53,9 @@ def _rewrite(gguf: Path, target: Path) -> Any:
         tokenizer: Any = AutoTokenizer.from_pretrained(
             gguf.parent, gguf_file=gguf.name, local_files_only=True
         )
-    except (ValueError, KeyError, RuntimeError, ImportError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # the readers raise whatever the broken part made them raise
         raise ModelError(f"{gguf.name} cannot be read as GGUF: {error}") from error
     # The weights are plain now; a quantization_config would make every load quantize them again.
     if hasattr(model.config, "quantization_config"):

@@ -19,7 +19,8 @@ import socket, subprocess, sys
 server = socket.create_server(("127.0.0.1", 0))
 def test_leaves_things_behind():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
-                             start_new_session=True, stdout=subprocess.DEVNULL)
+                             start_new_session=True, 
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     print("PID", child.pid)
 """
 
