@@ -155,15 +155,11 @@ def write_profile(path: Path, profile: ModelProfile, **about: Any) -> None:
 
 def _from_hub(repo: str) -> Path:
     """Folder of a hub model: from the cache when it is complete there, else downloaded."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    try:
-        cached = Path(snapshot_download(repo, allow_patterns=_HUB_FILES, local_files_only=True))
-        if _is_complete(cached):
-            return cached
-    except LocalEntryNotFoundError:
-        pass  # not cached: ask the hub
+    config = try_to_load_from_cache(repo, "config.json")
+    if isinstance(config, str) and _is_complete(Path(config).parent):
+        return Path(config).parent
     _check_hub(repo)
     try:
         folder = Path(snapshot_download(repo, allow_patterns=_HUB_FILES))
@@ -171,15 +167,15 @@ def _from_hub(repo: str) -> Path:
         raise _hub_error(repo, error) from error
     if not _is_complete(folder):
         raise ModelError(
-            f"{repo} has no config.json with safetensors weights: PACE reads no other format",
+            f"{repo} has no config.json, tokenizer and safetensors weights; PACE needs all three",
             param="model",
         )
     return folder
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether config and every weight file are there (an interrupted download leaves gaps)."""
-    if not (folder / "config.json").is_file():
+    """Whether config, tokenizer and all weights are there (a broken download leaves gaps)."""
+    if not (folder / "config.json").is_file() or not any(folder.glob("tokenizer*")):
         return False
     index = folder / "model.safetensors.index.json"
     if not index.is_file():

@@ -162,8 +162,7 @@ class KVEngine:
         chunks = cut(state.tokens[cached:], state.policy.chunk)
         for number, chunk in enumerate(chunks, start=1):
             last = number == len(chunks)
-            wanted = "last" if last else "none"
-            written = yield from self.writer.write(state, chunk, record, wanted, measure=last)
+            written = yield from self.writer.write(state, chunk, record, measure=last)
             turn.emit(ChunkDone(state.written - cached, prompt - cached))
         turn.prompt_done()
         answer = Answer(self.chat.tokenizer, sampling, self.chat.stop_ids)

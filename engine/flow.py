@@ -45,7 +45,7 @@ class EvictionHook(Protocol):
     """May observe a selection, or replace it (replays, tests)."""
 
     def __call__(self, state: SessionState, keep: Tensor, logical: Tensor) -> Tensor:
-        """``keep``: selected indices ``[L, K]`` into ``logical`` ``[L, N]``; returns what to keep."""
+        """``keep``: indices ``[L, K]`` selected from ``logical`` ``[L, N]``; returns the choice."""
         ...
 
 
@@ -85,13 +85,13 @@ class Writer:
         state: SessionState,
         tokens: list[int],
         record: TurnRecord,
-        logits: Literal["none", "last", "all"] = "last",
+        logits: Literal["last", "all"] = "last",
         measure: bool = False,
     ) -> Flow[Written]:
         """Write ``tokens`` (at most one prefill chunk) at the end of ``state``.
 
         Args:
-            logits: for which of the tokens logits are wanted.
+            logits: wanted for the last token or for all.
             measure: take residency and rotary gap here (last prompt token, before eviction).
 
         Raises:

@@ -31,8 +31,7 @@ class Work:
     """Tokens of one session for the next forward.
 
     ``first``: physical position of the first token; ``decode``: write the single token into
-    the row's free slot instead of the staging area; ``logits``: for none of the tokens, the
-    last, or all.
+    the row's free slot instead of the staging area; ``logits``: for the last token or all.
     """
 
     row: Row
@@ -40,7 +39,7 @@ class Work:
     tokens: tuple[int, ...]
     first: int
     decode: bool
-    logits: Literal["none", "last", "all"]
+    logits: Literal["last", "all"]
 
 
 @dataclass(slots=True)
@@ -113,8 +112,9 @@ class ModelRunner:
             raise ModelError(
                 f"{path}: cannot be loaded as a causal language model: {error}"
             ) from error
-        model.to(place).eval().requires_grad_(False)
-        return cls.verified(model, place)
+        ready: Any = model
+        ready.to(place).eval().requires_grad_(False)
+        return cls.verified(ready, place)
 
     @classmethod
     def verified(cls, model: Any, device: torch.device) -> ModelRunner:
@@ -167,13 +167,14 @@ class ModelRunner:
                 device=self.device,
             )
             segments.append(Segment(work.row, start, count, staged, scores))
-            skip = {"none": count, "last": count - 1, "all": 0}[work.logits]
-            wanted.extend(range(start + skip, start + count))
+            wanted.extend(
+                range(start if work.logits == "all" else start + count - 1, start + count)
+            )
             start += count
         logits = self._run(works, segments, tables, wanted)
         written, at = [], 0
         for work, segment in zip(works, segments, strict=True):
-            size = {"none": 0, "last": 1, "all": len(work.tokens)}[work.logits]
+            size = len(work.tokens) if work.logits == "all" else 1
             written.append(Written(logits[at : at + size], segment.scores, segment.staged))
             at += size
         return written
@@ -195,16 +196,14 @@ class ModelRunner:
             scratch=self._scratch,
         )
         ids = torch.tensor([tokens], device=self.device)
-        # without wanted rows one is still computed: the head takes no empty selection everywhere
-        keep = torch.tensor(wanted or [len(tokens) - 1], device=self.device)
         out = self.model(
             input_ids=ids,
             position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
-            logits_to_keep=keep,
+            logits_to_keep=torch.tensor(wanted, device=self.device),
             pace=batch,
         )
-        logits: Tensor = out.logits[0][: len(wanted)]
+        logits: Tensor = out.logits[0]
         return logits.to(self.shape.score_dtype)
 
     def _take_over(self) -> None:

@@ -37,9 +37,7 @@ def score_flow(
     chunks = cut(prompt.tokens[prompt.written :], prompt.policy.chunk)
     for number, chunk in enumerate(chunks, start=1):
         last = number == len(chunks)
-        written = yield from writer.write(
-            prompt, chunk, record, "last" if last else "none", measure=last
-        )
+        written = yield from writer.write(prompt, chunk, record, measure=last)
     opening = log_probabilities(written.logits[-1]).clone()
     scored = []
     for ids in continuations:
