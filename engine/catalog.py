@@ -21,7 +21,7 @@ from engine.errors import ModelError
 from engine.home import pace_home
 
 PROFILE_FILE = "pace.json"
-HUB_DEADLINE_S = 4.0
+HUB_DEADLINE_S = 3.0
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
@@ -111,8 +111,8 @@ def resolve_model(name_or_path: str) -> Path:
                 param="model",
             )
         return model_path(name_or_path)
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name_or_path))
+    if name_or_path and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is not a model folder: no config.json", param="model")
         return folder.absolute()

@@ -98,9 +98,7 @@ def test_lock_names_cannot_leave_the_folder(name: str) -> None:
 
 
 @pytest.mark.parametrize("failure", [KeyError, KeyboardInterrupt, SystemExit])
-def test_a_failed_file_leaves_the_old_one(
-    tmp_path: Path, failure: type[BaseException]
-) -> None:
+def test_a_failed_file_leaves_the_old_one(tmp_path: Path, failure: type[BaseException]) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"old")
     with pytest.raises(failure), publish_file(path) as draft:

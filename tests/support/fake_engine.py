@@ -1,0 +1,261 @@
+"""A stand-in for ``KVEngine`` behind ``engine.protocol.Engine``: no model, exact answers.
+
+One byte is one token. The answer to a transcript is its last message's text, cut at
+``max_tokens``. Texts that begin with a word of ``SPECIAL`` make it misbehave.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import (
+    CapacityExceeded,
+    EngineFailure,
+    InvalidRequest,
+    PolicyMismatch,
+    SessionBusy,
+    SessionDiverged,
+    SessionNotFound,
+    TurnCancelled,
+)
+from engine.transcript import chain_digests
+from engine.types import (
+    ChunkDone,
+    FinishReason,
+    LedgerEvent,
+    Match,
+    Message,
+    PaceInfo,
+    ScoredContinuation,
+    ScoreRequest,
+    ScoreResult,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+    TurnDone,
+    TurnEvent,
+    TurnFailed,
+    TurnRequest,
+    Usage,
+)
+
+POLICIES = ("pace", "h2o", "full")
+PREFILL_CHUNK = 8
+# "fail": a turn that fails after two tokens. "hang": one that runs until it is cancelled.
+# "refuse": a full pool. "explode": a bug at admission. "bug": a bug in the step thread.
+SPECIAL = ("fail", "hang", "refuse", "explode", "bug")
+
+
+@dataclass
+class FakeSession:
+    """What a fake session remembers."""
+
+    policy: str
+    messages: tuple[Message, ...] = ()
+    tokens: int = 0
+    turns: int = 0
+    running: FakeTurn | None = None
+    events: list[LedgerEvent] = field(default_factory=list)
+
+
+class FakeTurn:
+    """A running fake turn."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self.cancelled = threading.Event()
+
+    @property
+    def session_id(self) -> str:
+        return self._session_id
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class FakeEngine:
+    """Keeps transcripts, runs each turn in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], FakeSession] = {}
+        self.requests: list[TurnRequest] = []
+        self.healthy = True
+        self.closed = False
+        self.submit_delay_s = 0.0
+        self._lock = threading.RLock()
+        self._made = 0
+
+    @property
+    def model_name(self) -> str:
+        return "fake-model"
+
+    @property
+    def max_session_tokens(self) -> int:
+        return 10_000_000
+
+    def match(
+        self,
+        namespace: str,
+        session_id: str | None,
+        digests: Sequence[bytes],
+        *,
+        append: bool = False,
+    ) -> Match:
+        with self._lock:
+            if session_id is None:
+                self._made += 1
+                return Match(f"made-{self._made}", "new", 0)
+            session = self.known.get((namespace, session_id))
+            if session is None:
+                return Match(session_id, "new", 0)
+            held = list(chain_digests(session.messages))
+            if append:
+                return Match(session_id, "current", len(held))
+            if len(held) >= len(digests) or list(digests[: len(held)]) != held:
+                raise SessionDiverged("the transcript differs", param="messages.0")
+            return Match(session_id, "current", len(held))
+
+    def submit(self, request: TurnRequest, on_event: Callable[[TurnEvent], None]) -> FakeTurn:
+        time.sleep(self.submit_delay_s)
+        text = request.messages[-1].content
+        policy = request.policy or "pace"
+        if policy not in POLICIES:
+            raise InvalidRequest(f"no policy {policy!r}", param="pace.policy")
+        if text.startswith("explode"):
+            raise ValueError(f"a bug that quotes {text!r}")
+        if text.startswith("refuse"):
+            raise CapacityExceeded("no row is free", retry_after=7)
+        with self._lock:
+            self.requests.append(request)
+            key = (request.namespace, request.session_id)
+            session = self.known.setdefault(key, FakeSession(policy))
+            if session.running is not None:
+                raise SessionBusy("another turn runs")
+            if request.policy is not None and request.policy != session.policy:
+                raise PolicyMismatch("made with another policy", param="pace.policy")
+            session.running = FakeTurn(request.session_id)
+        threading.Thread(
+            target=self._run, args=(session, session.running, request, on_event), daemon=True
+        ).start()
+        return session.running
+
+    def _run(
+        self,
+        session: FakeSession,
+        turn: FakeTurn,
+        request: TurnRequest,
+        on_event: Callable[[TurnEvent], None],
+    ) -> None:
+        text = request.messages[-1].content
+        try:
+            new = sum(len(message.content.encode()) for message in request.messages)
+            for done in range(PREFILL_CHUNK, new + PREFILL_CHUNK, PREFILL_CHUNK):
+                on_event(ChunkDone(min(done, new), new))
+            answer, finish = _answer(text, request)
+            for number, byte in enumerate(answer):
+                if text.startswith("fail") and number == 2:
+                    raise EngineFailure("the forward failed")
+                if text.startswith("bug") and number == 2:
+                    raise ValueError(f"a bug that quotes {text!r}")
+                on_event(_delta(byte, request))
+            if text.startswith("hang"):
+                turn.cancelled.wait()
+            if turn.cancelled.is_set():
+                raise TurnCancelled("the turn was cancelled")
+        except Exception as error:
+            with self._lock:
+                session.running = None
+            on_event(TurnFailed(error))
+            return
+        with self._lock:
+            cached = session.tokens
+            session.messages += (*request.messages, Message("assistant", answer.decode()))
+            session.tokens += new + len(answer)
+            session.turns += 1
+            session.events.append(LedgerEvent(session.turns, "turn", session.turns, {"in": new}))
+            session.running = None
+        info = PaceInfo(
+            session_id=request.session_id,
+            step=request.plan.step or session.turns,
+            resident_tokens=session.tokens,
+            residency=None,
+            rotary_gap=None,
+            evicted=0,
+            restored=0,
+            renumbers=0,
+            displaced=0,
+            unresolved=("plan.9",) if request.plan.plan else (),
+        )
+        on_event(TurnDone(finish, Usage(cached + new, len(answer), cached), info))
+
+    def score(self, request: ScoreRequest) -> ScoreResult:
+        self._get(request.namespace, request.session_id)
+        return ScoreResult(
+            tuple(
+                ScoredContinuation(tuple(text.encode()), tuple(text), (-1.0,) * len(text.encode()))
+                for text in request.continuations
+            ),
+            residency=1.0,
+            rotary_gap=None,
+        )
+
+    def sessions(self, namespace: str | None) -> list[dict[str, Any]]:
+        with self._lock:
+            return [
+                {"session_id": session_id, "turns": session.turns}
+                for (owner, session_id), session in self.known.items()
+                if namespace in (None, owner)
+            ]
+
+    def session(self, namespace: str, session_id: str) -> dict[str, Any]:
+        return {"session_id": session_id, "turns": self._get(namespace, session_id).turns}
+
+    def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
+        found = self._get(namespace, session_id).events
+        return [event for event in found if event.seq > since]
+
+    def delete(self, namespace: str, session_id: str) -> None:
+        with self._lock:
+            session = self._get(namespace, session_id)
+            del self.known[(namespace, session_id)]
+            if session.running is not None:
+                session.running.cancel()
+
+    def stats(self) -> dict[str, float]:
+        return {"sessions": float(len(self.known)), "turns_total": float(len(self.requests))}
+
+    def check_health(self) -> None:
+        if not self.healthy:
+            raise EngineFailure("the step thread died")
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _get(self, namespace: str, session_id: str) -> FakeSession:
+        session = self.known.get((namespace, session_id))
+        if session is None:
+            raise SessionNotFound(f"there is no session {session_id!r}", param="session_id")
+        return session
+
+
+def _answer(text: str, request: TurnRequest) -> tuple[bytes, FinishReason]:
+    for stop in request.sampling.stop:
+        if stop in text:
+            return text[: text.index(stop)].encode(), "stop"
+    whole = text.encode()
+    limit = request.sampling.max_tokens
+    return whole[:limit], "length" if len(whole) > limit else "stop"
+
+
+def _delta(byte: int, request: TurnRequest) -> TextDelta:
+    sampling = request.sampling
+    if not sampling.logprobs:
+        return TextDelta(chr(byte), (byte,))
+    top = tuple(
+        TopLogprob(chr(byte), byte, -0.5 - rank, (byte,)) for rank in range(sampling.top_logprobs)
+    )
+    return TextDelta(chr(byte), (byte,), (TokenLogprob(chr(byte), byte, -0.5, (byte,), top),))
