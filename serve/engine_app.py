@@ -41,13 +41,9 @@ def available_cores() -> int:
 
 
 def start_engine(config: EngineConfig) -> Engine:
-    """The real engine, with torch using as many threads as the configuration says."""
-    import torch
-
+    """The real engine. Imported here: the command line and the Ingress need no torch."""
     from engine.engine import KVEngine
 
-    # Ray sets one thread for replicas that reserve little CPU.
-    torch.set_num_threads(config.threads or available_cores())
     return KVEngine.from_config(config)
 
 

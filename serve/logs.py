@@ -6,22 +6,37 @@ import logging
 import re
 import sys
 import traceback
+from typing import Any
 
 LOGGER_NAME = "pace"
+# The engine's modules log under their own names.
+_ENGINE_LOGGER = "engine"
 _FRAMES = 4
 _UNSAFE = re.compile(r"[^\w.:/-]", re.ASCII)
 
 
+class _Places(logging.Formatter):
+    """Shows where an exception came from, not what it said."""
+
+    def formatException(self, ei: Any) -> str:
+        return describe(ei[1]) if ei[1] is not None else ""
+
+
 def configure(level: str) -> logging.Logger:
-    """Send the ``pace`` logger of this process to standard error. Idempotent."""
-    logger = logging.getLogger(LOGGER_NAME)
-    logger.setLevel(level)
-    logger.propagate = False
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-        logger.addHandler(handler)
-    return logger
+    """Send this process's ``pace`` and ``engine`` loggers to standard error. Idempotent.
+
+    Returns:
+        The ``pace`` logger.
+    """
+    for name in (LOGGER_NAME, _ENGINE_LOGGER):
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate = False
+        if not logger.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(_Places("%(asctime)s %(levelname)s %(name)s %(message)s"))
+            logger.addHandler(handler)
+    return logging.getLogger(LOGGER_NAME)
 
 
 def describe(error: BaseException) -> str:

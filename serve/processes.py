@@ -1,0 +1,64 @@
+"""The processes this one has started: seen, waited for, and ended when they do not end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import psutil
+
+
+class OwnProcesses:
+    """Remembers descendants of this process, also those whose parent has died since.
+
+    psutil compares creation times, so a reused process id is never mistaken for ours.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[psutil.Process] = set()
+
+    def look(self) -> None:
+        """Add the descendants there are now."""
+        self._seen.update(psutil.Process().children(recursive=True))
+
+    def alive(self) -> list[psutil.Process]:
+        """Those still running."""
+        self.look()
+        return [process for process in self._seen if _is_alive(process)]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for all to end; False when some are left after ``seconds``."""
+        _, left = psutil.wait_procs(self.alive(), timeout=seconds)
+        return not left
+
+    def kill(self) -> None:
+        """End what is left at once."""
+        left = self.alive()
+        _kill(left)
+        psutil.wait_procs(left, timeout=3)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def pid_exists(pid: int) -> bool:
+    """Whether a process of that id runs (it may belong to anyone)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,294 @@
+"""What a chat request may say: every supported field, every refusal with its ``param``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.errors import InvalidRequest
+from engine.transcript import chain_digests
+from engine.types import Message, PlanSegment
+from serve.wire.chat import ChatCall, parse_chat
+from serve.wire.fields import USUAL_VALUES, WITHOUT_EFFECT
+from serve.wire.validation import parse_object
+
+USER = {"role": "user", "content": "Hello"}
+
+
+def parse(*, header: str | None = None, **fields: Any) -> ChatCall:
+    body = {"model": "m", "messages": [USER], **fields}
+    raw = json.dumps(body).encode()
+    return parse_chat(parse_object(raw), session_header=header, max_messages=50)
+
+
+def refusal(*, header: str | None = None, **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(header=header, **fields)
+    return caught.value
+
+
+def test_defaults() -> None:
+    call = parse()
+    assert call.messages == (Message("user", "Hello"),)
+    sampling = call.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (1024, 1.0, 1.0)
+    assert (sampling.seed, sampling.stop, sampling.logprobs) == (None, (), False)
+    assert not (call.stream or call.append or call.include_usage or call.return_token_ids)
+    assert call.session_id is None and call.policy is None
+    assert call.plan.plan is None and call.plan.segments is None
+
+
+def test_all_supported_fields() -> None:
+    call = parse(
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        max_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        seed=-(2**63),
+        stop=["a", "b"],
+        logprobs=True,
+        top_logprobs=20,
+        ignore_eos=True,
+    )
+    sampling = call.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (7, 0.0, 0.5)
+    assert (sampling.seed, sampling.stop) == (-(2**63), ("a", "b"))
+    assert (sampling.logprobs, sampling.top_logprobs, sampling.ignore_eos) == (True, 20, True)
+    assert call.stream and call.include_usage
+
+
+def test_one_stop_string() -> None:
+    assert parse(stop="END").sampling.stop == ("END",)
+
+
+def test_null_means_default() -> None:
+    names = ("stream", "stream_options", "max_tokens", "temperature", "seed", "stop", "pace")
+    assert parse(**dict.fromkeys(names), unheard_of=None) == parse()
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_fields_without_effect_are_accepted(name: str) -> None:
+    assert parse(**{name: {"any": "thing"}}) == parse()
+
+
+@pytest.mark.parametrize("name", sorted(USUAL_VALUES))
+def test_usual_values_are_accepted_and_others_refused(name: str) -> None:
+    for value in (*USUAL_VALUES[name], None):
+        assert parse(**{name: value}) == parse()
+    error = refusal(**{name: ["something else"]})
+    assert (error.param, error.code) == (name, "unsupported_value")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"n": 2}, "n", "unsupported_value"),
+        ({"n": True}, "n", "unsupported_value"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_value"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_value"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
+        ({"store": True}, "store", "unsupported_value"),
+        ({"unheard_of": 1}, "unheard_of", "unknown_parameter"),
+        ({"temperature": 2.1}, "temperature", "invalid_value"),
+        ({"temperature": -0.1}, "temperature", "invalid_value"),
+        ({"temperature": "0.5"}, "temperature", "invalid_value"),
+        ({"temperature": True}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"seed": 2**63}, "seed", "invalid_value"),
+        ({"seed": 1.5}, "seed", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
+        ({"stop": ""}, "stop.0", "invalid_value"),
+        ({"stop": [1]}, "stop.0", "invalid_value"),
+        ({"logprobs": 5}, "logprobs", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        (
+            {"stream": True, "stream_options": {"more": 1}},
+            "stream_options.more",
+            "unknown_parameter",
+        ),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hello"}, "messages", "invalid_value"),
+        ({"messages": [USER] * 51}, "messages", "invalid_value"),
+        ({"messages": [USER, {"role": "robot", "content": "x"}]}, "messages.1.role", None),
+        ({"messages": [USER, {"role": "user"}]}, "messages.1", "invalid_value"),
+        ({"messages": [USER, {"content": "x"}]}, "messages.1.role", "missing_required_parameter"),
+        ({"messages": [USER, {**USER, "content": 5}]}, "messages.1.content", "invalid_value"),
+        ({"messages": [{**USER, "prefix": True}]}, "messages.0.prefix", "unknown_parameter"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "invalid_value"),
+        ({"model": None}, "model", "invalid_value"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str | None) -> None:
+    error = refusal(**fields)
+    assert error.param == param
+    assert code is None or error.code == code
+    assert param.split(".")[0] in error.message
+
+
+def test_missing_model_and_messages() -> None:
+    for name in ("model", "messages"):
+        body: dict[str, Any] = {"model": "m", "messages": [USER]}
+        del body[name]
+        with pytest.raises(InvalidRequest) as caught:
+            parse_chat(body, max_messages=9)
+        assert (caught.value.param, caught.value.code) == (name, "missing_required_parameter")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"a": NaN}',
+        b"\xff{}",
+        b"[1]",
+        b'"text"',
+        b'{"a": "\\ud800"}',
+        b"[" * 100_000 + b"]" * 100_000,
+    ],
+)
+def test_bodies_that_are_not_json_objects(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_object(raw)
+    assert caught.value.code == "invalid_json"
+
+
+# ---- messages -----------------------------------------------------------------------------------
+
+
+def message(**fields: Any) -> Message:
+    return parse(messages=[fields]).messages[0]
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [
+        {"type": "text", "text": "one "},
+        {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}},
+    ]
+    assert message(role="user", content=parts) == Message("user", "one two")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://x"}},
+        {"type": "text"},
+        {"type": "text", "text": 1},
+        {"type": "text", "text": "x", "more": 1},
+        "bare",
+    ],
+)
+def test_other_parts_are_refused(part: object) -> None:
+    messages = [USER, USER, USER, {"role": "user", "content": [part]}]
+    assert refusal(messages=messages).param == "messages.3.content"
+
+
+def test_an_answer_sent_back_as_the_client_library_dumps_it() -> None:
+    dumped = {
+        "role": "assistant",
+        "content": "Hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert message(**dumped) == Message("assistant", "Hi")
+
+
+def test_tool_calls_are_canonical() -> None:
+    function = {"arguments": '{"b": 1}', "name": "f"}
+    one = message(role="assistant", tool_calls=[{"id": "c", "function": function, "index": 0}])
+    two = message(
+        role="assistant",
+        content=None,
+        tool_calls=[{"type": "function", "function": function, "id": "c"}],
+    )
+    assert one == two
+    assert one.content == ""
+    assert json.loads(one.tool_calls or "")[0]["function"] == function
+    assert list(chain_digests([one])) == list(chain_digests([two]))
+
+
+def test_tool_result() -> None:
+    assert message(role="tool", content="42", tool_call_id="c") == Message(
+        "tool", "42", tool_call_id="c"
+    )
+
+
+# ---- pace ---------------------------------------------------------------------------------------
+
+
+def test_plan_keys_become_integers() -> None:
+    call = parse(
+        pace={
+            "session_id": "s-17",
+            "mode": "append",
+            "policy": "h2o",
+            "step": 7,
+            "plan": {"7": [1, 3], "9": []},
+            "segments": [{"messages": [1, 2], "readers": [7, 9]}],
+            "strict": True,
+            "return_token_ids": True,
+        }
+    )
+    assert call.plan.plan == {7: (1, 3), 9: ()}
+    assert call.plan.segments == (PlanSegment((1, 2), (7, 9)),)
+    assert (call.plan.step, call.plan.strict) == (7, True)
+    assert (call.session_id, call.append, call.policy) == ("s-17", True, "h2o")
+    assert call.return_token_ids
+
+
+@pytest.mark.parametrize(
+    ("pace", "param"),
+    [
+        ({"stepp": 1}, "pace.stepp"),
+        ({"step": 0}, "pace.step"),
+        ({"step": "7"}, "pace.step"),
+        ({"mode": "resume"}, "pace.mode"),
+        ({"policy": "../x"}, "pace.policy"),
+        ({"plan": {"x": [1]}}, "pace.plan"),
+        ({"plan": {"-1": [1]}}, "pace.plan"),
+        ({"plan": {"07": [1]}}, "pace.plan"),
+        ({"plan": {"7": 1}}, "pace.plan.7"),
+        ({"plan": {"7": [0]}}, "pace.plan.7.0"),
+        ({"plan": {"7": [True]}}, "pace.plan.7.0"),
+        ({"segments": [{"messages": [-1], "readers": [1]}]}, "pace.segments.0.messages.0"),
+        ({"segments": [{"messages": [1]}]}, "pace.segments.0.readers"),
+        ({"strict": 1}, "pace.strict"),
+        ("s-1", "pace"),
+    ],
+)
+def test_pace_refusals(pace: object, param: str) -> None:
+    assert refusal(pace=pace).param == param
+
+
+def test_session_id_precedence() -> None:
+    body = {"pace": {"session_id": "b"}, "session_id": "c", "prompt_cache_key": "d"}
+    assert parse(header="a", **body).session_id == "a"
+    assert parse(**body).session_id == "b"
+    del body["pace"]
+    assert parse(**body).session_id == "c"
+    del body["session_id"]
+    assert parse(**body).session_id == "d"
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "a/b", "ä", "x" * 129, "a\n"])
+def test_session_ids_are_checked_wherever_they_come_from(bad: str) -> None:
+    assert refusal(header=bad).param == "X-Session-Id"
+    assert refusal(pace={"session_id": bad}).param == "pace.session_id"
+    assert refusal(session_id=bad).param == "session_id"
+    assert refusal(prompt_cache_key=bad).param == "prompt_cache_key"
+
+
+def test_the_longest_session_id() -> None:
+    assert parse(header="aZ0_.:-" + "x" * 121).session_id is not None
