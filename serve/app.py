@@ -38,10 +38,14 @@ _ENGINE_ENV = {
 
 
 class NamedEngineReplica(EngineReplica):
-    """``EngineReplica`` that takes its name from Serve."""
+    """``EngineReplica`` that takes its name from Serve, and its end."""
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__(config, ray_serve.get_replica_context().replica_id.unique_id)
+
+    async def __del__(self) -> None:
+        # Serve awaits this after the drain.
+        await self.close()
 
 
 def build(args: dict[str, Any]) -> Any:

@@ -124,8 +124,8 @@ class EngineReplica:
             return Outcome(error=self._known(error, "check_health"))
         return Outcome()
 
-    async def __del__(self) -> None:
-        # Serve awaits this after the drain. The constructor may have failed.
+    async def close(self) -> None:
+        """Cancel what runs and stop the engine's thread. Safe after a failed constructor."""
         engine = getattr(self, "_engine", None)
         if engine is not None:
             await asyncio.to_thread(engine.close)

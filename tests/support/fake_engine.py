@@ -137,11 +137,11 @@ class FakeEngine:
                 raise SessionBusy("another turn runs")
             if request.policy is not None and request.policy != session.policy:
                 raise PolicyMismatch("made with another policy", param="pace.policy")
-            session.running = FakeTurn(request.session_id)
+            turn = session.running = FakeTurn(request.session_id)
         threading.Thread(
-            target=self._run, args=(session, session.running, request, on_event), daemon=True
+            target=self._run, args=(session, turn, request, on_event), daemon=True
         ).start()
-        return session.running
+        return turn
 
     def _run(
         self,
