@@ -22,6 +22,8 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    # waiting threads sleep: on a shared machine spinning costs several times the work itself
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 REMOVED = ("RAY_ADDRESS", "HF_ENDPOINT", "HF_TOKEN", "PACE_API_KEYS_FILE", "OPENAI_API_KEY")
 
