@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from engine.answer import Answer
 from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat
-from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
+from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
 from engine.flow import Flow, Writer, cut
 from engine.pool import KVPool
@@ -75,6 +75,7 @@ class KVEngine:
             )
         staging = max(policy.chunk for policy in resolved.values())
         pool = KVPool(runner.shape, config.pool_bytes or _default_pool_bytes(runner), staging)
+        _check_room(pool, resolved[config.default_policy], config.keep_previous_turn)
         self.store = SessionStore(runner, pool, config, policies, resolved)
         self.scheduler = Scheduler(runner, pool, config.stuck_after_s)
         self._counters: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
@@ -332,6 +333,18 @@ def _reporting(
         log.exception("scoring failed")
         result = EngineFailure(f"scoring failed: {type(error).__name__}")
     outcome.put(result)
+
+
+def _check_room(pool: KVPool, policy: CachePolicy, keep_previous: bool) -> None:
+    """Raise ConfigError unless one session of ``policy`` can run its turns."""
+    rows = 3 if keep_previous else 2
+    needed = rows * pool.row_bytes(policy.capacity) + pool.buffer_bytes(policy.capacity)
+    if needed > pool.byte_limit:
+        raise ConfigError(
+            f"pool_bytes {pool.byte_limit} must be at least {needed}: {rows} rows of policy "
+            f"{policy.name} ({policy.capacity} slots each) and one buffer of rotated keys",
+            param="pool_bytes",
+        )
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

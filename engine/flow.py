@@ -132,6 +132,22 @@ class Writer:
         record.evict_s += self.clock() - start
         return written
 
+    def replay(
+        self, state: SessionState, tokens: list[int], schedule: list[list[int]], record: TurnRecord
+    ) -> Flow[list[Tensor]]:
+        """Write known ``tokens`` by a recorded schedule of [size, repeats] runs.
+
+        Returns:
+            Logits of every token, one ``[n, V]`` tensor per chunk.
+        """
+        logits, at = [], 0
+        for size, repeats in schedule:
+            for _ in range(repeats):
+                chunk = tokens[at : at + size]
+                logits.append((yield from self.write(state, chunk, record, "all")).logits.clone())
+                at += size
+        return logits
+
     def _renumber_if_due(self, state: SessionState, count: int, record: TurnRecord) -> None:
         """DESIGN §3.6: before writing n tokens, number the row when m − c + n > L."""
         limit = state.policy.position_limit

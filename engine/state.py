@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.config import CachePolicy
-from engine.log import ForkableLog
+from engine.log import ForkableLog, token_log
 from engine.plan import Interval, MessageSpan, Plan, StepStart, needed_now, protected
 from engine.rope import RotaryTable
 from engine.row import Row
@@ -37,7 +37,7 @@ class SessionState:
     policy: CachePolicy
     table: RotaryTable
     row: Row | None = None
-    tokens: ForkableLog[int] = field(default_factory=ForkableLog)
+    tokens: ForkableLog[int] = field(default_factory=token_log)
     messages: ForkableLog[MessageSpan] = field(default_factory=ForkableLog)
     steps: ForkableLog[StepStart] = field(default_factory=ForkableLog)
     plan: Plan = field(default_factory=Plan)
@@ -194,7 +194,7 @@ class SessionState:
             policy=CachePolicy(**data["policy"]),
             table=table,
             row=row if arrays is not None else None,
-            tokens=ForkableLog(data["tokens"]),
+            tokens=token_log(data["tokens"]),
             messages=ForkableLog(data["messages"]),
             steps=ForkableLog(data["steps"]),
             plan=data["plan"],
