@@ -1,0 +1,1 @@
+"""Tests of the engine, against references that are derived without it."""

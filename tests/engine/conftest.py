@@ -1,0 +1,42 @@
+"""Engines that are checked and closed after each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import PolicyConfig
+from engine.engine import KVEngine
+from engine.runner import ModelRunner
+from tests.engine.support import build_engine, check_engine, runner_for, tiny_llama
+
+MakeEngine = Callable[..., KVEngine]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)  # faster on models this small
+
+
+@pytest.fixture
+def make_engine() -> Iterator[MakeEngine]:
+    """``make_engine(runner, policies, **settings)``; all are checked and closed at the end."""
+    made: list[KVEngine] = []
+
+    def make(runner: ModelRunner, policies: dict[str, PolicyConfig], **settings: Any) -> KVEngine:
+        made.append(build_engine(runner, policies, **settings))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+        check_engine(engine)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModelRunner:
+    """A runner of the tiny float64 Llama."""
+    return runner_for(tiny_llama())

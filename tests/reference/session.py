@@ -1,0 +1,156 @@
+"""A whole session by hand: ChatML token log, schedule, renumbering, eviction, greedy answers.
+
+Works on byte tokens: a message's tokens are the bytes of its text between special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tests.reference import plan as plans
+from tests.reference.llama import DenseLlama, LayerCache
+from tests.reference.plan import Segments, Span, Steps
+from tests.reference.retention import Rules, kept
+
+START, END = 257, 258  # <|im_start|>, <|im_end|> of the byte tokenizer
+NEWLINE = ord("\n")
+
+
+def opening(role: str) -> list[int]:
+    """Tokens that open a message."""
+    return [START, *role.encode(), NEWLINE]
+
+
+def message_tokens(role: str, text: str) -> list[int]:
+    """All tokens of a message."""
+    return [*opening(role), *text.encode(), END, NEWLINE]
+
+
+@dataclass
+class Answered:
+    """What a turn gave: sampled tokens, logits per written token, cache figures."""
+
+    tokens: list[int]
+    logits: Tensor
+    residency: float | None
+    rotary_gap: int | None
+    evicted: int
+    renumbers: int
+
+
+@dataclass
+class ReferenceSession:
+    """Turns on a constant budget, with every rule written out (DESIGN §3.5, §3.6, §3.8)."""
+
+    llama: DenseLlama
+    rules: Rules
+    tokens: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    plan: Steps = field(default_factory=dict)
+    segments: Segments = ()
+    written: int = 0
+    shift: int = 0
+    evicted: int = 0
+    renumbers: int = 0
+
+    def __post_init__(self) -> None:
+        self.caches = [LayerCache() for _ in range(self.llama.layers)]
+
+    @property
+    def logical(self) -> list[list[int]]:
+        """Logical positions held, per layer."""
+        return [[e.logical for e in cache.entries] for cache in self.caches]
+
+    @property
+    def physical(self) -> list[list[int]]:
+        """Physical positions held, per layer."""
+        return [[e.physical for e in cache.entries] for cache in self.caches]
+
+    @property
+    def scores(self) -> list[list[float]]:
+        """Attention received so far, per layer."""
+        return [[float(e.score) for e in cache.entries] for cache in self.caches]
+
+    def turn(
+        self,
+        messages: Sequence[tuple[str, str]],
+        max_tokens: int,
+        plan: Steps | None = None,
+        segments: Segments | None = None,
+    ) -> Answered:
+        """Write ``messages`` (role, text) and answer greedily. User messages count steps."""
+        self.plan = self.plan if plan is None else plan
+        self.segments = self.segments if segments is None else segments
+        step = self.spans[-1].step if self.spans else 0
+        for role, text in messages:
+            step += role == "user"
+            self._open(role, step, message_tokens(role, text))
+        self._open("assistant", step, opening("assistant"))
+        evicted, renumbers = self.evicted, self.renumbers
+        logits = []
+        while self.written < len(self.tokens):
+            chunk = self.tokens[self.written :][: self.rules.chunk]
+            logits.append(self._write(chunk, measure=self.written + len(chunk)))
+        figures = self._figures
+        answer: list[int] = []
+        while not answer or (answer[-1] != END and len(answer) < max_tokens):
+            if answer:
+                logits.append(self._write(answer[-1:], measure=None))
+            answer.append(int(logits[-1][-1].argmax()))
+            self.tokens.append(answer[-1])
+            self._extend_last()
+        self.tokens += [NEWLINE] if answer[-1] == END else [END, NEWLINE]
+        self._extend_last()
+        done = self.evicted - evicted, self.renumbers - renumbers
+        return Answered(answer, torch.cat(logits), *figures, *done)
+
+    def _open(self, role: str, step: int, tokens: list[int]) -> None:
+        start = len(self.tokens)
+        self.tokens += tokens
+        self.spans.append(Span(start, len(self.tokens), role, step))
+
+    def _extend_last(self) -> None:
+        last = self.spans[-1]
+        self.spans[-1] = Span(last.start, len(self.tokens), last.role, last.step)
+
+    def _step_of(self, token: int) -> int:
+        return next(span.step for span in self.spans if span.start <= token < span.end)
+
+    def _write(self, tokens: list[int], measure: int | None) -> Tensor:
+        rules, count = self.rules, len(tokens)
+        if rules.limit is not None and self.written - self.shift + count > rules.limit:
+            for cache in self.caches:
+                for position, entry in enumerate(cache.entries):
+                    entry.physical = position
+            self.shift = self.written - len(self.caches[0].entries)
+            self.renumbers += 1
+        first = self.written - self.shift
+        logits = self.llama.write(self.caches, tokens, self.written, first)
+        self.written += count
+        if measure == len(self.tokens):
+            wanted = plans.needed(self.spans, self.plan, self.segments, self.spans[-1].step)
+            query = first + count - 1
+            self._figures = (
+                plans.residency(wanted, self.logical),
+                plans.rotary_gap(wanted, self.logical, self.physical, query),
+            )
+        if rules.retention != "none":
+            held = len(self.caches[0].entries)
+            if held >= rules.budget + rules.interval:
+                self._evict(self._step_of(self.written - 1))
+                self.evicted += held - len(self.caches[0].entries)
+        return logits
+
+    def _evict(self, step: int) -> None:
+        for cache in self.caches:
+            logical = [e.logical for e in cache.entries]
+            uses = [
+                plans.next_use(self.spans, self.plan, self.segments, token, step)
+                for token in logical
+            ]
+            stay = kept(self.rules, logical, [float(e.score) for e in cache.entries], uses)
+            cache.entries = [cache.entries[i] for i in stay]
