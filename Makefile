@@ -65,8 +65,9 @@ $(VENV_STAMP):
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "PACE needs Python 3.11 or newer and found none." \
 	    "Install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; fi
-	@if ! $(PYTHON) -c '$(IS_NEW_ENOUGH)'; then \
-	  echo "PACE needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	@if ! $(PYTHON) -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then \
+	  found=$$($(PYTHON) --version 2>/dev/null || echo "not there"); \
+	  echo "PACE needs Python 3.11 or newer; $(PYTHON) is $$found." \
 	    "Name another one: make PYTHON=/path/to/python" >&2; exit 1; fi
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
