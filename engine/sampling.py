@@ -36,15 +36,19 @@ def draw(logits: Tensor, sampling: Sampling, rng: CounterRng) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
     probabilities = torch.softmax(logits.double().cpu() / sampling.temperature, dim=-1)
+    if sampling.top_p == 1:
+        return _pick(probabilities.cumsum(0), rng)
     values, order = probabilities.sort(descending=True, stable=True)
     cumulative = values.cumsum(0)
-    if sampling.top_p < 1:
-        # tokens before the one that reaches top_p, and that one
-        count = int((cumulative < sampling.top_p).sum()) + 1
-        values, order, cumulative = values[:count], order[:count], cumulative[:count]
+    # tokens before the one that reaches top_p, and that one
+    count = int((cumulative < sampling.top_p).sum()) + 1
+    return int(order[_pick(cumulative[:count], rng)])
+
+
+def _pick(cumulative: Tensor, rng: CounterRng) -> int:
+    """Index drawn in proportion to the steps of a rising ``cumulative`` ``[K]``."""
     point = rng.uniform() * float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, point, right=True))
-    return int(order[min(index, len(order) - 1)])
+    return min(int(torch.searchsorted(cumulative, point, right=True)), len(cumulative) - 1)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
