@@ -119,7 +119,8 @@ class LocalCluster:
             application = app.build_app(self._config, self._gpus())
             ray_serve.run(application, name=app.APP_NAME, route_prefix="/")
         except Exception as error:
-            raise StartFailed(find_start_error(str(error))) from error
+            report = "\n".join([str(error), *_deployment_messages(ray_serve)])
+            raise StartFailed(find_start_error(report)) from error
         self._processes.look()
 
     def alive(self) -> bool:
@@ -182,6 +183,15 @@ def _is_my_folder(path: Path) -> bool:
 def _raylet_alive(ray: Any) -> bool:
     node = ray._private.worker._global_node
     return node is not None and not node.dead_processes()
+
+
+def _deployment_messages(ray_serve: Any) -> list[str]:
+    """Why deployments did not come up, in Serve's words; empty when Serve does not answer."""
+    try:
+        applications = ray_serve.status().applications.values()
+    except Exception:
+        return []
+    return [item.message for about in applications for item in about.deployments.values()]
 
 
 def _within(seconds: float, action: Callable[[], object]) -> bool:

@@ -64,8 +64,8 @@ class EngineReplica:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
             self._engine = factory(config.engine)
-        except PaceError as error:
-            raise mark_start_error(error) from None
+        except Exception as error:
+            raise mark_start_error(error) from error
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="call")
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="score")
         self._bridge: EventBridge | None = None

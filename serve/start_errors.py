@@ -19,9 +19,10 @@ class StartError(RuntimeError):
     """Why a replica could not start, marked for ``find_start_error``."""
 
 
-def mark_start_error(error: PaceError) -> StartError:
+def mark_start_error(error: Exception) -> StartError:
     """An exception whose text holds ``error``'s message between the marks."""
-    return StartError(f"{_OPEN}{error.message}{_CLOSE}")
+    known = isinstance(error, PaceError)
+    return StartError(f"{_OPEN}{error if known else f'{type(error).__name__}: {error}'}{_CLOSE}")
 
 
 def find_start_error(text: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import sys
 import time
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from engine.config import load_policies
 from engine.errors import ConfigError
 from serve.cluster import LocalCluster, StartFailed
 from serve.config import ServeConfig, load_serve_config
+from serve.held_output import HeldOutput
 from serve.stop_signals import StopRequested, StopSignals
 
 _WATCH_S = 1.0
@@ -97,17 +97,21 @@ def run(config: ServeConfig, model_name: str) -> int:
     cluster = LocalCluster(config)
     started = time.monotonic()
     ready = False
-    out = sys.stdout
-    # Standard output is for the ready line; Ray prints its workers' lines wherever it points.
-    with redirect_stdout(sys.stderr), StopSignals(cluster.kill) as signals:
+    out, err = sys.stdout, sys.stderr
+    # Standard output is for the ready line alone.
+    outs, errs = HeldOutput(err), HeldOutput(err)
+    with redirect_stdout(outs), redirect_stderr(errs), StopSignals(cluster.kill) as signals:
         try:
-            with Console(stderr=True).status("Starting") as status:
+            with Console(file=err).status("Starting") as status:
                 cluster.start(lambda text: status.update(f"{text} …"), signals.install)
             ready = True
+            outs.let_through()
+            errs.let_through()
             url = f"http://{_netloc(config.http.host)}:{config.http.port}"
             click.echo(f"PACE is ready at {url} (model {model_name})", file=out)
             out.flush()
-            click.echo(f"Started in {time.monotonic() - started:.0f} s. Ctrl-C stops it.", err=True)
+            seconds = time.monotonic() - started
+            click.echo(f"Started in {seconds:.0f} s. Ctrl-C stops it.", file=err)
             while cluster.alive():
                 time.sleep(_WATCH_S)
             raise StartFailed("Ray's processes died; the server is stopped")
@@ -119,8 +123,10 @@ def run(config: ServeConfig, model_name: str) -> int:
         finally:
             signals.stopping()
             # Ray complains to standard output about actors that it stops itself.
-            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-                cluster.stop()
+            outs.drop()
+            if not ready:
+                errs.drop()
+            cluster.stop()
 
 
 def _given(**options: Any) -> dict[str, Any]:

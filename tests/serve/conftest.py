@@ -1,12 +1,15 @@
-"""A server's parts without Ray: the routes over a fake engine."""
+"""The routes over a fake engine without Ray, and a real server with the protocol model."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
+from openai import OpenAI
 
 from serve.config import LimitsConfig, ServeConfig
 from serve.engine_app import EngineReplica
@@ -14,7 +17,9 @@ from serve.engine_client import HandleClient
 from serve.routes import create_app
 from tests.support.fake_engine import FakeEngine
 from tests.support.local_handle import LocalHandle
+from tests.support.server import Server
 
+BODY_BYTES = 8 * 1024 * 1024
 LIMITS = LimitsConfig(body_bytes=20_000, messages=40)
 
 
@@ -33,3 +38,34 @@ def http(handle: LocalHandle) -> Iterator[TestClient]:
     app = create_app(HandleClient(handle), LIMITS, logging.getLogger("pace"))
     with TestClient(app) as client:
         yield client
+
+
+@pytest.fixture(scope="package")
+def server(protocol_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server on the protocol model, shared by the tests of this package."""
+    config = {
+        "engine": {"model": str(protocol_model), "served_name": "protocol", "threads": 2},
+        "limits": {"body_bytes": BODY_BYTES, "messages": 2000},
+        "graceful_shutdown_s": 1,
+    }
+    running = Server(tmp_path_factory.mktemp("server"), config)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+        running.assert_gone()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[OpenAI]:
+    """The real client library; it does not retry, so that every status is seen."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[httpx.Client]:
+    """Plain HTTP to the same server."""
+    with httpx.Client(base_url=server.url, timeout=60) as made:
+        yield made
