@@ -5,6 +5,7 @@ Ray is imported here only after its environment is set; importing this module im
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -38,6 +39,8 @@ class StartFailed(PaceError):
 def ray_environment(config: ServeConfig) -> dict[str, str]:
     """Environment variables Ray and its workers must see, set before Ray is imported."""
     return {
+        # Absolute: workers run in another folder.
+        "PACE_HOME": str(pace_home()),
         "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
@@ -100,20 +103,23 @@ class LocalCluster:
         self._ray = ray
         self._folder = _make_temp_folder()
         try:
-            ray.init(
-                address="local",
-                num_cpus=max(2, math.ceil(self._config.replica.cpus) + 1),
-                include_dashboard=False,
-                object_store_memory=self._config.object_store_bytes,
-                logging_level=logging.ERROR,
-                log_to_driver=True,
-                _temp_dir=str(self._folder),
-            )
+            # Workers import from the driver's working folder first; a user's file named
+            # engine.py there must not stand in for ours.
+            with contextlib.chdir(self._folder):
+                ray.init(
+                    address="local",
+                    num_cpus=max(2, math.ceil(self._config.replica.cpus) + 1),
+                    include_dashboard=False,
+                    object_store_memory=self._config.object_store_bytes,
+                    logging_level=logging.ERROR,
+                    log_to_driver=True,
+                    _temp_dir=str(self._folder),
+                )
         except Exception as error:
             raise StartFailed(f"Ray could not start: {error}") from error
         self._processes.look()
         after_init()
-        progress(f"Loading {self._config.engine.model}")
+        progress(f"Loading {self._config.engine.served_name or self._config.engine.model}")
         try:
             ray_serve.start(http_options=app.http_options(self._config), logging_config=app.QUIET)
             application = app.build_app(self._config, self._gpus())

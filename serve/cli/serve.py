@@ -48,16 +48,14 @@ def serve(
         "http": _given(host=host, port=port),
         "engine": _given(model=model, device=device),
     }
-    config = load_serve_config(config_path, overrides)
-    name = check(config)
-    return run(config, name)
+    return run(check(load_serve_config(config_path, overrides)))
 
 
-def check(config: ServeConfig) -> str:
+def check(config: ServeConfig) -> ServeConfig:
     """Find what is wrong before anything is started.
 
     Returns:
-        The model's served name.
+        The configuration with the model's folder and served name filled in.
 
     Raises:
         ConfigError: the port is taken, or the default policy does not fit the model.
@@ -66,7 +64,9 @@ def check(config: ServeConfig) -> str:
     check_port(config.http.host, config.http.port)
     folder = resolve_model(config.engine.model)
     _check_policy(config, folder)
-    return config.engine.served_name or config.engine.model.rstrip("/").rsplit("/", 1)[-1]
+    name = config.engine.served_name or config.engine.model.rstrip("/").rsplit("/", 1)[-1]
+    engine = {**config.engine.model_dump(), "model": str(folder), "served_name": name}
+    return ServeConfig.model_validate({**config.model_dump(), "engine": engine})
 
 
 def check_port(host: str, port: int) -> None:
@@ -85,8 +85,11 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
-def run(config: ServeConfig, model_name: str) -> int:
+def run(config: ServeConfig) -> int:
     """Serve until a signal comes.
+
+    Args:
+        config: as ``check`` returns it.
 
     Returns:
         The exit code: 0 after a stop; 128 + signal when stopped before the server was ready.
@@ -108,7 +111,7 @@ def run(config: ServeConfig, model_name: str) -> int:
             outs.let_through()
             errs.let_through()
             url = f"http://{_netloc(config.http.host)}:{config.http.port}"
-            click.echo(f"PACE is ready at {url} (model {model_name})", file=out)
+            click.echo(f"PACE is ready at {url} (model {config.engine.served_name})", file=out)
             out.flush()
             seconds = time.monotonic() - started
             click.echo(f"Started in {seconds:.0f} s. Ctrl-C stops it.", file=err)

@@ -31,6 +31,10 @@ class Server:
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *args: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # Whoever starts the server may have files of these names where they work.
+        (folder / "engine.py").write_text("raise RuntimeError('not our engine')\n")
+        (folder / "serve").mkdir(exist_ok=True)
+        (folder / "serve" / "__init__.py").write_text("raise RuntimeError('not our serve')\n")
         path = folder / "serve.yaml"
         path.write_text(yaml.safe_dump(dict(config)))
         self.port = free_port()
