@@ -23,6 +23,7 @@ from engine.runner import ModelRunner
 from engine.sampling import CounterRng, draw
 from engine.scheduler import Scheduler, Task
 from engine.scoring import encode_continuations, score_flow
+from engine.sessions import Session
 from engine.state import SessionState
 from engine.store import SessionStore
 from engine.turn import RunningTurn, extend_state
@@ -130,8 +131,7 @@ class KVEngine:
                 request, session, origin, state, unresolved, on_event, self.scheduler
             )
             turn.task.flow = self._guarded(turn)
-            session.task = turn.task
-            self.scheduler.add(turn.task)
+            self._start(session, turn.task)
         except BaseException:
             self.store.drop(session, state)
             raise
@@ -151,6 +151,13 @@ class KVEngine:
             if isinstance(events[-1], TurnFailed):
                 raise events[-1].error
         return events
+
+    def _start(self, session: Session, task: Task) -> None:
+        """Make ``task`` what the session runs, and schedule it."""
+        with self.store.lock:
+            session.task = task
+            task.cancelled = session.doomed  # deleted while the turn was admitted
+        self.scheduler.add(task)
 
     def _turn(self, turn: RunningTurn) -> Flow[None]:
         """The life of a turn, in the step thread. At admission the messages became tokens behind
@@ -224,12 +231,12 @@ class KVEngine:
     def score(self, request: ScoreRequest) -> ScoreResult:
         """See ``Engine.score``."""
         encoded = encode_continuations(self.chat, request.continuations)
-        with self.store.lock:
-            self.store.table.get(request.namespace, request.session_id)
         wanted = TurnRequest(
             request.session_id, request.messages, namespace=request.namespace, plan=request.plan
         )
-        session, origin = self.store.hold(wanted)
+        with self.store.lock:
+            self.store.table.get(request.namespace, request.session_id)
+            session, origin = self.store.hold(wanted)
         forks: list[SessionState] = []
         outcome: SimpleQueue[ScoreResult | PaceError] = SimpleQueue()
         try:
@@ -241,8 +248,7 @@ class KVEngine:
             flow = score_flow(
                 self.writer, self.chat, origin, forks[0], forks[1].active_row(), encoded
             )
-            session.task = Task(_reporting(flow, outcome))
-            self.scheduler.add(session.task)
+            self._start(session, Task(_reporting(flow, outcome)))
             result = outcome.get()
         finally:
             self.store.drop(session, *forks)

@@ -43,12 +43,8 @@ class ForkableLog(Sequence[T], Generic[T]):
         self._tail.extend(items)
 
     def replace_last(self, item: T) -> None:
-        """Put ``item`` in the place of the last one."""
-        if self._tail:
-            self._tail[-1] = item
-        else:
-            self._seen -= 1
-            self._tail.append(item)
+        """Put ``item`` in the place of the last one, which must not be committed yet."""
+        self._tail[-1] = item
 
     def commit(self) -> None:
         """Move the tail into the shared base."""

@@ -58,12 +58,15 @@ class Plan:
     by_step: Readers = field(default_factory=dict)
     by_message: Readers = field(default_factory=dict)
 
-    def update(self, change: PlanUpdate, current: int, messages: int) -> tuple[Plan, list[str]]:
+    def update(
+        self, change: PlanUpdate, first: int, starts: ForkableLog[StepStart], messages: int
+    ) -> tuple[Plan, list[str]]:
         """The plan after a request.
 
         Args:
             change: parts left None stay as they are.
-            current: step of the request's last user message.
+            first: step of the request's first message; steps before it are past.
+            starts: steps of the transcript with this request.
             messages: messages the transcript holds with this request.
 
         Returns:
@@ -76,10 +79,10 @@ class Plan:
         by_step, by_message = self.by_step, self.by_message
         if change.plan is not None:
             reads = ((step, reader) for reader, steps in change.plan.items() for step in steps)
-            by_step = _collect(reads, current, unresolved)
+            by_step = _collect(reads, first, starts, unresolved)
         if change.segments is not None:
             pairs = ((m, r) for s in change.segments for m in s.messages for r in s.readers)
-            by_message = _collect_messages(pairs, current, messages, unresolved)
+            by_message = _collect_messages(pairs, first, messages, unresolved)
         if unresolved and change.strict:
             raise InvalidRequest(
                 f"pace.plan cannot be resolved: {'; '.join(unresolved)}", param="pace.plan"
@@ -92,27 +95,32 @@ class Plan:
 
 
 def _collect(
-    pairs: Iterable[tuple[int, int]], current: int, unresolved: list[str]
+    pairs: Iterable[tuple[int, int]],
+    first: int,
+    starts: ForkableLog[StepStart],
+    unresolved: list[str],
 ) -> dict[int, tuple[int, ...]]:
     found: dict[int, set[int]] = {}
     for step, reader in pairs:
-        if reader < current:
+        if reader < first:
             unresolved.append(f"step {reader} is past and cannot read step {step}")
         elif step >= reader:
             unresolved.append(f"step {reader} cannot read step {step}: it is not earlier")
+        elif len(starts) and step <= starts[-1].step and _step_index(starts, step) is None:
+            unresolved.append(f"step {reader} cannot read step {step}: it does not exist")
         else:
             found.setdefault(step, set()).add(reader)
     return {step: tuple(sorted(readers)) for step, readers in found.items()}
 
 
 def _collect_messages(
-    pairs: Iterable[tuple[int, int]], current: int, messages: int, unresolved: list[str]
+    pairs: Iterable[tuple[int, int]], first: int, messages: int, unresolved: list[str]
 ) -> dict[int, tuple[int, ...]]:
     found: dict[int, set[int]] = {}
     for message, reader in pairs:
         if not 0 <= message < messages:
             unresolved.append(f"message {message} does not exist: the transcript has {messages}")
-        elif reader < current:
+        elif reader < first:
             unresolved.append(f"step {reader} is past and cannot read message {message}")
         else:
             found.setdefault(message, set()).add(reader)
@@ -131,12 +139,17 @@ def next_reader(readers: Sequence[int], step: int) -> int:
     return readers[at] if at < len(readers) else NO_USE
 
 
+def _step_index(starts: ForkableLog[StepStart], step: int) -> int | None:
+    at = bisect_left(starts, step, key=lambda item: item.step)
+    return at if at < len(starts) and starts[at].step == step else None
+
+
 def step_messages(
     starts: ForkableLog[StepStart], messages: ForkableLog[MessageSpan], step: int
 ) -> range:
     """Indices of the messages of ``step``; empty when the step does not exist (yet)."""
-    at = bisect_left(starts, step, key=lambda item: item.step)
-    if at == len(starts) or starts[at].step != step:
+    at = _step_index(starts, step)
+    if at is None:
         return range(0)
     end = starts[at + 1].message if at + 1 < len(starts) else len(messages)
     return range(starts[at].message, end)

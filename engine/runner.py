@@ -240,7 +240,8 @@ class ModelRunner:
         )
         exact = self.dtype in (torch.float32, torch.float64)
         scale = max(1.0, float(theirs.abs().max()))
-        if (difference > 1e-4 * scale) if exact else (divergence > 0.02):
+        # a NaN compares as false, so it is refused too
+        if not ((difference <= 1e-4 * scale) if exact else (divergence <= 0.02)):
             raise ModelError(
                 f"{self.config.model_type}: logits differ from the stock model's by up to "
                 f"{difference:.3g} (mean divergence {divergence:.3g} nats) over {len(tokens)} "

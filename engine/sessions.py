@@ -136,6 +136,7 @@ def check_continues(session: Session, base: Base, known: int | None) -> SessionS
         raise SessionDiverged(
             f"session {session.session_id!r} keeps no state before its last turn", param="messages"
         )
+    known = 0 if base == "new" else known
     if known is not None and len(state.messages) != known:
         raise SessionDiverged(
             f"session {session.session_id!r} holds {len(state.messages)} messages, not {known}: "

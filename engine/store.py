@@ -64,10 +64,12 @@ class SessionStore:
             )
         with self.lock:
             session = self.table.find(request.namespace, request.session_id)
-            if session is None:
-                session = self._create(request)
+            new = session is None
+            session = session or self._create(request)
             check_policy(session, request.policy)
             origin = check_continues(session, request.base, request.known)
+            if new:
+                self._add(session)
             session.task = Task.placeholder()
             session.last_used = time.time()
         return session, origin
@@ -131,17 +133,18 @@ class SessionStore:
             table=self._runner.table(resolved.rope, resolved.position_range),
             rng=CounterRng(secrets.randbits(63)),
         )
-        session = Session(
+        return Session(
             namespace=request.namespace,
             session_id=request.session_id,
             policy=self._policies[name],
             state=state,
             ledger=Ledger(self._config.ledger_events),
         )
+
+    def _add(self, session: Session) -> None:
         if len(self.table) >= self._config.max_sessions:
             self._evict_idle(session)
         self.table.add(session)
-        return session
 
     def _make_room(self, session: Session, take: Callable[[], T]) -> T:
         while True:

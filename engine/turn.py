@@ -79,12 +79,13 @@ def extend_state(
     if not request.messages:
         raise InvalidRequest("the request brings no new message", param="messages")
     steps = assign_steps(state.step, request.messages, request.plan.step)
-    total = len(state.messages) + len(request.messages)
-    state.plan, unresolved = state.plan.update(request.plan, steps[-1], total)
     previous = state.messages[-1].role if len(state.messages) else None
     for message, step in zip(request.messages, steps, strict=True):
         state.add_message(message, chat.message_tokens(previous, message), step)
         previous = message.role
+    state.plan, unresolved = state.plan.update(
+        request.plan, steps[0], state.steps, len(state.messages)
+    )
     state.open_answer(chat.answer_prompt(previous))
     asked = len(state.tokens)
     allowed = min(limit, state.written + room)
