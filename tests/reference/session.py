@@ -42,6 +42,16 @@ class Answered:
     renumbers: int
 
 
+@dataclass(frozen=True)
+class LayerEviction:
+    """One layer at one eviction: all candidates and the indices of those that stay."""
+
+    logical: list[int]
+    scores: list[float]
+    uses: list[int | None]
+    stay: list[int]
+
+
 @dataclass
 class ReferenceSession:
     """Turns on a constant budget, with every rule written out (DESIGN §3.5, §3.6, §3.8)."""
@@ -56,6 +66,8 @@ class ReferenceSession:
     shift: int = 0
     evicted: int = 0
     renumbers: int = 0
+    evictions: list[tuple[int, list[LayerEviction]]] = field(default_factory=list)
+    """(step, layers) of each."""
 
     def __post_init__(self) -> None:
         self.caches = [LayerCache() for _ in range(self.llama.layers)]
@@ -146,11 +158,17 @@ class ReferenceSession:
         return logits
 
     def _evict(self, step: int) -> None:
+        layers = []
         for cache in self.caches:
-            logical = [e.logical for e in cache.entries]
+            logical, scores = (
+                [e.logical for e in cache.entries],
+                [float(e.score) for e in cache.entries],
+            )
             uses = [
                 plans.next_use(self.spans, self.plan, self.segments, token, step)
                 for token in logical
             ]
-            stay = kept(self.rules, logical, [float(e.score) for e in cache.entries], uses)
+            stay = kept(self.rules, logical, scores, uses)
             cache.entries = [cache.entries[i] for i in stay]
+            layers.append(LayerEviction(logical, scores, uses, stay))
+        self.evictions.append((step, layers))
