@@ -5,6 +5,7 @@ All untyped Ray decorators are applied here, to plain classes.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from ray import serve as ray_serve
@@ -22,6 +23,8 @@ _MAX_ONGOING = 10_000
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _INGRESS_CPUS = 0.05
+# Lets the event loop get the interpreter lock from the step thread within a token's time.
+_SWITCH_INTERVAL_S = 0.0005
 
 # Serve's own lines are noise beside ours.
 QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
@@ -43,6 +46,7 @@ class NamedEngineReplica(EngineReplica):
     """``EngineReplica`` that takes its name from Serve, and its end."""
 
     def __init__(self, config: ServeConfig) -> None:
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         super().__init__(config, ray_serve.get_replica_context().replica_id.unique_id)
 
     async def __del__(self) -> None:

@@ -101,7 +101,7 @@ class LocalCluster:
         for name in ("ray", "ray.serve", "ray.data"):
             logging.getLogger(name).setLevel(logging.ERROR)
         self._ray = ray
-        self._folder = _make_temp_folder()
+        self._folder = make_temp_folder(_temp_root())
         try:
             # Workers import from the driver's working folder first; a user's file named
             # engine.py there must not stand in for ours.
@@ -171,9 +171,13 @@ def _set_environment(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
-def _make_temp_folder() -> Path:
-    """A short path, because Ray puts sockets under it; swept of what killed servers left."""
-    root = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+def _temp_root() -> Path:
+    """A short path: Ray puts sockets under it, whose names are limited to about 100 bytes."""
+    return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+
+
+def make_temp_folder(root: Path) -> Path:
+    """A new folder in ``root`` for this process; those of killed servers are removed."""
     for old in root.glob(f"{_TEMP_PREFIX}[0-9]*"):
         pid = old.name.removeprefix(_TEMP_PREFIX).partition("-")[0]
         if pid.isdecimal() and _is_my_folder(old) and not pid_exists(int(pid)):

@@ -61,7 +61,7 @@ class ServeConfig(Frozen):
     engine: EngineConfig = EngineConfig()
     replica: ReplicaConfig = ReplicaConfig()
     limits: LimitsConfig = LimitsConfig()
-    graceful_shutdown_s: float = Field(default=8.0, ge=0, le=20)
+    graceful_shutdown_s: float = Field(default=8.0, ge=0, le=15)
     object_store_bytes: int = Field(default=MIN_OBJECT_STORE_BYTES, ge=MIN_OBJECT_STORE_BYTES)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,8 +26,6 @@ BLOCKING_METHODS = frozenset({"score"})
 
 _QUICK_THREADS = 8
 _BLOCKING_THREADS = 4
-# Lets the event loop get the interpreter lock from the step thread within a token's time.
-_SWITCH_INTERVAL_S = 0.0005
 
 EngineFactory = Callable[[EngineConfig], Engine]
 
@@ -61,7 +58,6 @@ class EngineReplica:
     ) -> None:
         self._log = logs.configure(config.log_level)
         self._replica = replica
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
             self._engine = factory(config.engine)
         except Exception as error:

@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from engine.errors import InvalidRequest, PaceError
+from engine.transcript import chain_digests
 from serve import logs
 from serve.calls import EngineInfo
 from serve.config import LimitsConfig
@@ -29,7 +30,7 @@ from serve.engine_client import EngineClient
 from serve.metrics import METRICS_CONTENT_TYPE, render_metrics
 from serve.turns import Turn
 from serve.wire.answer import AnswerHead
-from serve.wire.chat import parse_chat
+from serve.wire.chat import ChatCall, parse_chat
 from serve.wire.errors import (
     BodyTooLarge,
     MethodNotAllowed,
@@ -65,7 +66,7 @@ class Routes:
         raw = await self._read_body(request)
         header = request.headers.get("x-session-id")
         parse = functools.partial(self._parse_chat, raw, header)
-        call = await _aside(parse, len(raw))
+        call, digests = await _aside(parse, len(raw))
         info = await self._client.info()
         _check_model(call.model, info)
         head = AnswerHead(
@@ -78,6 +79,7 @@ class Routes:
         turn = await Turn.begin(
             self._client,
             call,
+            digests,
             self._namespace(request),
             request.headers.get("x-request-id") or uuid.uuid4().hex,
             head,
@@ -177,10 +179,12 @@ class Routes:
         """Sessions belong to the API key's name; without keys there is one namespace."""
         return ""
 
-    def _parse_chat(self, raw: bytes, header: str | None) -> Any:
-        return parse_chat(
+    def _parse_chat(self, raw: bytes, header: str | None) -> tuple[ChatCall, list[bytes]]:
+        """The call and the digests of its messages: the one linear pass over a transcript."""
+        call = parse_chat(
             parse_object(raw), session_header=header, max_messages=self._limits.messages
         )
+        return call, list(chain_digests(call.messages))
 
     async def _read_body(self, request: Request) -> bytes:
         limit = self._limits.body_bytes

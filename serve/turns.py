@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import EngineFailure, PaceError
-from engine.transcript import chain_digests
 from engine.types import ChunkDone, Match, TextDelta, TurnDone, TurnFailed, TurnRequest
 from serve import logs
 from serve.calls import Admitted, Events
@@ -106,6 +105,7 @@ class Turn:
         cls,
         client: EngineClient,
         call: ChatCall,
+        digests: Sequence[bytes],
         namespace: str,
         request_id: str,
         answer: AnswerHead,
@@ -113,14 +113,14 @@ class Turn:
     ) -> Turn:
         """Match the transcript and get the turn admitted.
 
-        ``answer.replica`` is filled in from the replica that takes the turn.
+        ``digests`` are those of ``call.messages``. ``answer.replica`` is filled in from the
+        replica that takes the turn.
 
         Raises:
             PaceError: the engine refused; nothing has changed.
         """
         log = TurnLog(logger, request_id, call.stream, time.monotonic(), call.session_id or "-")
         try:
-            digests = list(chain_digests(call.messages))
             match = await client.match(namespace, call.session_id, digests, call.append)
             items = client.turn(_request(call, match, namespace, request_id))
             first = await anext(items)

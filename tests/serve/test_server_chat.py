@@ -238,6 +238,17 @@ def test_many_streams_at_once(client: OpenAI) -> None:
     assert together[first] == "0"
 
 
+def when_idle(raw: httpx.Client, session: dict[str, str]) -> dict[str, Any]:
+    """The session's summary once nothing runs in it."""
+    end = time.monotonic() + 10
+    while True:
+        about: dict[str, Any] = raw.get(f"/v1/sessions/{session['session_id']}").json()
+        if about["status"] == "idle":
+            return about
+        assert time.monotonic() < end, "the turn goes on without its client"
+        time.sleep(0.05)
+
+
 def test_a_client_that_leaves_cancels_its_turn(client: OpenAI, raw: httpx.Client) -> None:
     session = fresh()
     kept = chat(client, pace=session)
@@ -248,10 +259,12 @@ def test_a_client_that_leaves_cancels_its_turn(client: OpenAI, raw: httpx.Client
     assert raw.get(f"/v1/sessions/{session['session_id']}").json()["status"] == "running"
     stream.close()
     assert len(seen) == 5
-    end = time.monotonic() + 10
-    while (now := raw.get(f"/v1/sessions/{session['session_id']}").json())["status"] != "idle":
-        assert time.monotonic() < end, "the turn goes on without its client"
-        time.sleep(0.05)
+    now = when_idle(raw, session)
+    assert (now["turns"], now["tokens"]) == (before["turns"], before["tokens"])
+    impatient = client.with_options(timeout=1)
+    with pytest.raises(openai.APITimeoutError):
+        chat(impatient, max_tokens=1_000_000, extra_body={"ignore_eos": True}, pace=append)
+    now = when_idle(raw, session)
     assert (now["turns"], now["tokens"]) == (before["turns"], before["tokens"])
     again = chat(client, pace=append)
     assert again.usage.prompt_tokens_details.cached_tokens >= kept.usage.prompt_tokens

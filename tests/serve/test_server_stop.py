@@ -71,7 +71,7 @@ def test_a_dead_engine_then_sigterm(start: Start) -> None:
 
 
 def test_a_second_ctrl_c_does_not_wait(start: Start) -> None:
-    server = start(graceful_shutdown_s=20)
+    server = start(graceful_shutdown_s=15)
     server.wait_ready()
     with connect(server) as client:
         stream = endless(client, fresh())
