@@ -8,10 +8,8 @@ conversation that ends with the same role, and the session itself never needs re
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
-
-from jinja2.exceptions import TemplateError
 
 from engine.errors import InvalidRequest, ModelError
 from engine.types import Message
@@ -35,6 +33,8 @@ _PROBE = (
     Message("user", "<four> five"),
     Message("assistant", "six\n"),
 )
+_ENDINGS = ("", "x", "1", " ", "\n", "é")
+"""Ends of messages in the probe: one of them merges with what follows, if anything does."""
 
 
 class ChatFormat:
@@ -95,7 +95,7 @@ class ChatFormat:
             text: str = self.tokenizer.apply_chat_template(
                 plain, tokenize=False, add_generation_prompt=answer
             )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except Exception as error:  # a template is a program of the model's: it may raise anything
             raise InvalidRequest(
                 f"the model's chat template refuses the message: {error}", param="messages"
             ) from error
@@ -114,25 +114,26 @@ class ChatFormat:
     def _probe(self) -> list[int]:
         """Check prefix stability on ids and find the tokens that end an answer."""
         try:
-            pieces: list[int] = []
-            previous: str | None = None
-            for count, message in enumerate(_PROBE, start=1):
-                if message.role == "assistant":
-                    self._check_answer(pieces, previous, count)
-                pieces += self.message_tokens(previous, message)
-                previous = message.role
-                if pieces != self.encode(self._render(_PROBE[:count])):
-                    raise ModelError(_UNSTABLE.format(count))
+            for ending in _ENDINGS:
+                self._check(tuple(replace(m, content=m.content + ending) for m in _PROBE))
             opening = self._render(_PROBE[:2], answer=True)
             ended = self._render((*_PROBE[:2], Message("assistant", "x")))
             return self.encode(self._added(opening + "x", ended))
         except InvalidRequest as error:
             raise ModelError(f"{_UNSTABLE.format('some')} ({error.message})") from error
 
-    def _check_answer(self, pieces: list[int], previous: str | None, count: int) -> None:
-        prompt = self.answer_prompt(previous)
-        if pieces + prompt != self.encode(self._render(_PROBE[: count - 1], answer=True)):
-            raise ModelError(_UNSTABLE.format(f"the prompt after {count - 1}"))
+    def _check(self, messages: tuple[Message, ...]) -> None:
+        pieces: list[int] = []
+        previous: str | None = None
+        for count, message in enumerate(messages, start=1):
+            if message.role == "assistant":
+                asked = pieces + self.answer_prompt(previous)
+                if asked != self.encode(self._render(messages[: count - 1], answer=True)):
+                    raise ModelError(_UNSTABLE.format(f"the prompt after {count - 1}"))
+            pieces += self.message_tokens(previous, message)
+            previous = message.role
+            if pieces != self.encode(self._render(messages[:count])):
+                raise ModelError(_UNSTABLE.format(count))
 
 
 _UNSTABLE = (
