@@ -18,6 +18,7 @@ from transformers.modeling_utils import AttentionInterface
 from engine.attention import ATTENTION_NAME, PackedBatch, Scratch, Segment, packed_attention
 from engine.config import RopeConfig
 from engine.errors import ModelError
+from engine.linear import replace_linears
 from engine.pool import KVPool
 from engine.rope import IdentityRotary, RotaryTable, build_rotary
 from engine.row import KVShape, Row, Staged
@@ -212,6 +213,8 @@ class ModelRunner:
         with torch.inference_mode():
             cos, _ = self._rotary(torch.zeros(1, device=self.device), position_ids=probe)
         self.model.base_model.rotary_emb = IdentityRotary(cos.shape[-1])
+        if self.device.type == "cpu" and self.dtype == torch.float32:
+            replace_linears(self.model)
         self.model.set_attn_implementation(ATTENTION_NAME)
         if self.model.config._attn_implementation != ATTENTION_NAME:
             raise ModelError(
