@@ -140,10 +140,8 @@ class LocalCluster:
         """Drain, shut down, and end whatever is left. Takes at most about 25 seconds."""
         self._processes.look()
         if self._running():
-            from ray import serve as ray_serve
-
             drain = self._config.graceful_shutdown_s + _SHUTDOWN_MARGIN_S
-            if _within(drain, ray_serve.shutdown):
+            if _within(drain, _drain_and_shut_down):
                 self._processes.look()
                 _within(_RAY_SHUTDOWN_S, self._ray.shutdown)
         self._processes.wait(_EXIT_S)
@@ -202,6 +200,17 @@ def _deployment_messages(ray_serve: Any) -> list[str]:
     except Exception:
         return []
     return [item.message for about in applications for item in about.deployments.values()]
+
+
+def _drain_and_shut_down() -> None:
+    """Let running turns end, then stop Serve. Its own shutdown kills the proxy first, and with
+    it the clients' connections."""
+    from ray import serve as ray_serve
+
+    from serve import app
+
+    ray_serve.delete(app.APP_NAME)
+    ray_serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _within(seconds: float, action: Callable[[], object]) -> bool:

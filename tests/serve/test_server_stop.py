@@ -14,7 +14,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from tests.serve.test_server_chat import endless, fresh
+from tests.serve.test_server_chat import chat, endless, fresh
 from tests.support.server import Server
 
 pytestmark = pytest.mark.timeout(240)
@@ -70,14 +70,17 @@ def test_a_dead_engine_then_sigterm(start: Start) -> None:
     assert temporary_folders() <= before
 
 
-def test_a_second_ctrl_c_does_not_wait(start: Start) -> None:
+def test_ctrl_c_lets_turns_end_and_a_second_one_does_not(start: Start) -> None:
     server = start(graceful_shutdown_s=15)
     server.wait_ready()
     with connect(server) as client:
         stream = endless(client, fresh())
+        short = chat(client, stream=True, max_tokens=100, extra_body={"ignore_eos": True})
         next(stream)
+        next(short)
         server.interrupt()
-        time.sleep(1)
+        *_, last = short
+        assert last.choices[0].finish_reason == "length"
         assert server.process.poll() is None, "the first Ctrl-C waits for the running turn"
         begun = time.monotonic()
         server.interrupt()
