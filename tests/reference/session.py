@@ -5,6 +5,7 @@ Works on byte tokens: a message's tokens are the bytes of its text between speci
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -97,16 +98,8 @@ class ReferenceSession:
         """Write ``messages`` (role, text) and answer greedily. User messages count steps."""
         self.plan = self.plan if plan is None else plan
         self.segments = self.segments if segments is None else segments
-        step = self.spans[-1].step if self.spans else 0
-        for role, text in messages:
-            step += role == "user"
-            self._open(role, step, message_tokens(role, text))
-        self._open("assistant", step, opening("assistant"))
         evicted, renumbers = self.evicted, self.renumbers
-        logits = []
-        while self.written < len(self.tokens):
-            chunk = self.tokens[self.written :][: self.rules.chunk]
-            logits.append(self._write(chunk, measure=self.written + len(chunk)))
+        logits = self._prompt(messages)
         figures = self._figures
         answer: list[int] = []
         while not answer or (answer[-1] != END and len(answer) < max_tokens):
@@ -119,6 +112,31 @@ class ReferenceSession:
         self._extend_last()
         done = self.evicted - evicted, self.renumbers - renumbers
         return Answered(answer, torch.cat(logits), *figures, *done)
+
+    def score(self, messages: Sequence[tuple[str, str]], continuation: list[int]) -> list[float]:
+        """Log-probability of each token of an answer that begins like this; changes nothing."""
+        fork = copy.deepcopy(self, {id(self.llama): self.llama})
+        logits = fork._prompt(messages)[-1][-1:]
+        fork.tokens += continuation
+        fork._extend_last()
+        rows = [logits]
+        for start in range(0, len(continuation) - 1, self.rules.chunk):
+            end = min(start + self.rules.chunk, len(continuation) - 1)
+            rows.append(fork._write(continuation[start:end], measure=None))
+        chances = torch.cat(rows).log_softmax(-1)
+        return [float(chances[i, token]) for i, token in enumerate(continuation)]
+
+    def _prompt(self, messages: Sequence[tuple[str, str]]) -> list[Tensor]:
+        step = self.spans[-1].step if self.spans else 0
+        for role, text in messages:
+            step += role == "user"
+            self._open(role, step, message_tokens(role, text))
+        self._open("assistant", step, opening("assistant"))
+        logits = []
+        while self.written < len(self.tokens):
+            chunk = self.tokens[self.written :][: self.rules.chunk]
+            logits.append(self._write(chunk, measure=self.written + len(chunk)))
+        return logits
 
     def _open(self, role: str, step: int, tokens: list[int]) -> None:
         start = len(self.tokens)
