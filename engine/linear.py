@@ -30,7 +30,7 @@ class FewTokenLinear(nn.Module):
         if not 1 < tokens <= FEW_TOKENS:
             return functional.linear(x, self.weight, self.bias)
         product = torch.mm(self.weight, x.reshape(tokens, self.in_features).t()).t()
-        out = product.contiguous() if self.bias is None else product + self.bias
+        out = (product if self.bias is None else product + self.bias).contiguous()
         return out.view(*x.shape[:-1], self.out_features)
 
 
