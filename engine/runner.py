@@ -7,6 +7,7 @@ attention by ``packed_attention`` (DESIGN §3.2, §3.3).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -223,18 +224,26 @@ class ModelRunner:
             )
 
     def _compare(self, stock: Tensor, tokens: list[int]) -> None:
-        pool = KVPool(self.shape, byte_limit=1 << 62, staging_slots=len(tokens))
-        row = pool.acquire(1)
-        row.rotated = pool.acquire_buffer(1)
+        count = len(tokens)
+        pool = KVPool(self.shape, byte_limit=1 << 62, staging_slots=count)
+        row = pool.acquire(count)
+        row.rotated = pool.acquire_buffer(count)
         table = self.table(RopeConfig(), self.model_range)
-        work = Work(row, table, tuple(tokens), 0, decode=False, logits="all")
+        parts = []
+        # the shapes of a session: chunks, a short one, then decode
+        cuts = sorted({0, count // 2, count - count // 8, *range(max(0, count - 4), count + 1)})
         try:
-            (written,) = self.forward([work], pool)
+            for start, end in pairwise(cuts):
+                chunk = tuple(tokens[start:end])
+                work = Work(row, table, chunk, start, decode=len(chunk) == 1, logits="all")
+                (written,) = self.forward([work], pool)
+                row.append(written.staged, start, start, written.scores[:, start:])
+                parts.append(written.logits)
         except (TypeError, RuntimeError, AttributeError, IndexError) as error:
             raise ModelError(
                 f"{self.config.model_type}: the model does not run with PACE's attention: {error}"
             ) from error
-        ours, theirs = written.logits.double(), stock.double()
+        ours, theirs = torch.cat(parts).double(), stock.double()
         difference = float((ours - theirs).abs().max())
         divergence = float(
             torch.nn.functional.kl_div(

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from engine.errors import ModelError
 from engine.runner import ModelRunner
@@ -115,7 +115,18 @@ def caps_logits(model: nn.Module) -> None:
         layer.self_attn.__class__ = Capped
 
 
-@pytest.mark.parametrize("change", [rotates_values, rotates_in_pairs, caps_logits])
+def mixes_tokens(model: nn.Module) -> None:
+    """Tokens see their neighbour outside of attention: right for one prefill, not for chunks."""
+
+    class Mixing(LlamaMLP):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.mlp.__class__ = Mixing
+
+
+@pytest.mark.parametrize("change", [rotates_values, rotates_in_pairs, caps_logits, mixes_tokens])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_a_model_whose_logits_would_differ_is_refused(
     change: Callable[[nn.Module], None], dtype: torch.dtype
@@ -126,6 +137,15 @@ def test_a_model_whose_logits_would_differ_is_refused(
     change(changed)
     with pytest.raises(ModelError, match=r"logits differ from the stock model's by up to [\d.]+"):
         runner_for(changed)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 5, 33, 40])
+def test_a_model_of_a_short_range_is_checked_over_all_of_it(positions: int) -> None:
+    runner_for(tiny_llama(max_position_embeddings=positions))
+    wrong = tiny_llama(max_position_embeddings=positions)
+    caps_logits(wrong)
+    with pytest.raises(ModelError, match=f"over {positions} tokens"):
+        runner_for(wrong)
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
