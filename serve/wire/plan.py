@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from engine.errors import InvalidRequest
 from engine.types import PlanSegment, PlanUpdate
@@ -14,6 +14,8 @@ from serve.wire.validation import Wire, refuse
 
 SESSION_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_PLAN_ENTRIES = 10_000
+# What is read times who reads it, in one plan or in all its segments: the engine holds each pair.
+MAX_PLAN_PAIRS = 100_000
 MAX_NUMBER = 10**9
 
 _STEP_KEY = re.compile(r"[1-9][0-9]{0,8}")
@@ -60,6 +62,18 @@ class PaceBody(Wire):
     strict: bool = False
     return_token_ids: bool = False
 
+    @field_validator("plan")
+    @classmethod
+    def _few_reads(cls, plan: dict[int, list[int]] | None) -> dict[int, list[int]] | None:
+        _check_pairs(sum(map(len, (plan or {}).values())))
+        return plan
+
+    @field_validator("segments")
+    @classmethod
+    def _few_readers(cls, segments: list[SegmentBody] | None) -> list[SegmentBody] | None:
+        _check_pairs(sum(len(item.messages) * len(item.readers) for item in segments or ()))
+        return segments
+
     def update(self) -> PlanUpdate:
         """The engine's form of plan, segments and step."""
         return PlanUpdate(
@@ -75,6 +89,11 @@ class PaceBody(Wire):
             step=self.step,
             strict=self.strict,
         )
+
+
+def _check_pairs(count: int) -> None:
+    if count > MAX_PLAN_PAIRS:
+        raise refuse(f"it names {count} pairs of reader and read; at most {MAX_PLAN_PAIRS} work")
 
 
 def check_session_id(value: object, param: str) -> str:

@@ -264,6 +264,12 @@ def test_plan_keys_become_integers() -> None:
         ({"plan": {"7": [True]}}, "pace.plan.7.0"),
         ({"segments": [{"messages": [-1], "readers": [1]}]}, "pace.segments.0.messages.0"),
         ({"segments": [{"messages": [1]}]}, "pace.segments.0.readers"),
+        # small bodies that would make the engine hold a hundred million pairs
+        ({"plan": {str(n): [1] * 1000 for n in range(2, 103)}}, "pace.plan"),
+        (
+            {"segments": [{"messages": [*range(10_000)], "readers": [*range(1, 10_001)]}]},
+            "pace.segments",
+        ),
         ({"strict": 1}, "pace.strict"),
         ("s-1", "pace"),
     ],
