@@ -198,14 +198,13 @@ def needed_now(
 def residency(intervals: Sequence[Interval], logical: Tensor) -> float | None:
     """Needed tokens resident ÷ needed tokens, minimum over layers (paper §2).
 
-    ``logical``: ``[L, N]`` rising. None when nothing is needed.
+    ``intervals``: disjoint, in logical order; ``logical``: ``[L, N]``. None when nothing is
+    needed.
     """
     total = sum(i.end - i.start for i in intervals)
     if total == 0:
         return None
-    present = torch.zeros(logical.shape[0], dtype=torch.int64, device=logical.device)
-    for interval in intervals:
-        present += ((logical >= interval.start) & (logical < interval.end)).sum(dim=1)
+    present = (next_use(intervals, logical) < NO_USE).sum(dim=1)
     return float(present.min()) / total
 
 
@@ -214,10 +213,7 @@ def rotary_gap(
 ) -> int | None:
     """Largest distance, over layers and needed spans, from physical position ``query`` to the
     first resident token of the span (paper §2). None when nothing needed is resident."""
-    gap: int | None = None
-    for interval in intervals:
-        inside = (logical >= interval.start) & (logical < interval.end)
-        if bool(inside.any()):
-            first = int(torch.where(inside, physical, NO_USE).min())
-            gap = max(query - first, gap or 0)
-    return gap
+    # the largest over spans is the one of the smallest position needed
+    inside = next_use(intervals, logical) < NO_USE
+    first = int(torch.where(inside, physical, NO_USE).min())
+    return None if first == NO_USE else query - first
