@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from engine.chat import ChatFormat
 from engine.errors import InvalidRequest
 from engine.flow import Flow, TurnRecord, Writer, cut
@@ -53,7 +55,8 @@ def score_flow(
             written = yield from writer.write(fork, piece, TurnRecord(), "all")
             following = ids[start + 1 : start + 1 + len(piece)]
             rows = log_probabilities(written.logits)
-            values += [float(rows[i, token]) for i, token in enumerate(following)]
+            chosen = torch.tensor(following, device=rows.device)[:, None]
+            values += rows.gather(1, chosen)[:, 0].tolist()
         tokens = tuple(chat.tokenizer.decode([token]) for token in ids)
         scored.append(ScoredContinuation(tuple(ids), tokens, tuple(values)))
     return ScoreResult(tuple(scored), record.residency, record.rotary_gap)
