@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -151,3 +152,47 @@ def test_spans_of_messages_cover_the_log(script: Script, make_engine: MakeEngine
     summary = engine.session("", "s")
     assert summary["spans"] == expected
     assert (summary["tokens"], summary["messages"], summary["step"]) == (at, len(expected), 4)
+
+
+class Counting:
+    """A tokenizer that adds up the text it renders, tokenizes and decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.characters = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text: str, **settings: Any) -> Any:
+        self.characters += len(text)
+        return self.tokenizer(text, **settings)
+
+    def apply_chat_template(self, messages: list[Any], **settings: Any) -> str:
+        text: str = self.tokenizer.apply_chat_template(messages, **settings)
+        self.characters += len(text)
+        return text
+
+    def decode(self, ids: Any, **settings: Any) -> str:
+        text: str = self.tokenizer.decode(ids, **settings)
+        self.characters += len(text)
+        return text
+
+
+def test_a_turn_costs_its_new_tokens_however_long_the_session_is(make_engine: MakeEngine) -> None:
+    runner = runner_for(tiny_llama(layers=1))
+    rules = Rules("plan_aware", 40, 2, 8, 8, 16, limit=64)
+    engine = make_engine(runner, {"test": policy_config(rules)})
+    counting = engine.chat.tokenizer = Counting(engine.chat.tokenizer)
+    recorder = Recorder(runner)
+    costs = []
+    for _ in range(30):
+        before = counting.characters
+        recorder.works.clear()
+        engine.run(request("s", "the same each time", sampling=Sampling(6, ignore_eos=True)))
+        tokens = sum(len(work.tokens) for work in recorder.works)
+        costs.append((counting.characters - before, tokens))
+    assert state_of(engine, "s").written > 1000
+    characters, tokens = zip(*costs[1:], strict=True)
+    assert len(set(tokens)) == 1
+    assert max(characters) < 2 * min(characters) < 1000
