@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.errors import ContextLengthExceeded
 from engine.plan import next_use, residency, rotary_gap
 from engine.retention import NO_USE, Candidates, forced, select_keep
+from engine.row import Row
 from engine.runner import Work, Written
 from engine.state import SessionState
 
@@ -104,30 +105,29 @@ class Writer:
         row, first = state.active_row(), state.written - state.shift
         written = yield Work(row, state.table, tuple(tokens), first, count == 1, logits)
         record.ran(count)
-        device, resident = row.shape.device, row.length
-        fresh = torch.arange(count, device=device).expand(row.shape.layers, count)
-        logical = torch.cat((row.logical[:, :resident], state.written + fresh), dim=1)
-        physical = torch.cat((row.physical[:, :resident], first + fresh), dim=1)
+        resident, fresh_score = row.length, written.scores[:, row.length :]
         row.score[:, :resident] += written.scores[:, :resident]
-        score = torch.cat((row.score[:, :resident], written.scores[:, resident:]), dim=1)
+        full = state.policy.retention != "none" and resident + count >= row.capacity
+        if measure or full:
+            logical, physical = self._candidates(row, state.written, first, count)
         if measure:
             needed = state.needed(state.step)
             record.residency = residency(needed, logical)
             record.rotary_gap = rotary_gap(needed, logical, physical, first + count - 1)
-        raw, value = (
-            (written.staged.raw, written.staged.value)
-            if written.staged is not None
-            else (row.raw[:, :, resident : resident + 1], row.value[:, :, resident : resident + 1])
-        )
+        if written.staged is None:
+            raw, value = (array[:, :, resident : resident + 1] for array in (row.raw, row.value))
+        else:
+            raw, value = written.staged.raw, written.staged.value
         self.blocks.after_chunk(state, state.written, raw, value)
         start = self.clock()
-        if state.policy.retention != "none" and resident + count >= row.capacity:
+        if full:
+            score = torch.cat((row.score[:, :resident], fresh_score), dim=1)
             if written.staged is None:
-                row.append(None, state.written, first, written.scores[:, resident:])
+                row.append(None, state.written, first, fresh_score)
             keep = self._select(state, logical, score, count, record)
             row.keep(keep, written.staged, logical, physical, score)
         else:
-            row.append(written.staged, state.written, first, written.scores[:, resident:])
+            row.append(written.staged, state.written, first, fresh_score)
         state.written += count
         record.evict_s += self.clock() - start
         return written
@@ -163,6 +163,15 @@ class Writer:
         step = state.step_at(max(state.written - 1, 0))
         data = {"before": before, "after": row.length, "at": state.written, "limit": limit}
         record.events.append(("renumber", step, data))
+
+    @staticmethod
+    def _candidates(row: Row, written: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Logical and physical positions ``[L, N]`` of the row's slots and ``count`` new tokens,
+        of which the first is at ``written`` and ``first``."""
+        fresh = torch.arange(count, device=row.shape.device).expand(row.shape.layers, count)
+        logical = torch.cat((row.logical[:, : row.length], written + fresh), dim=1)
+        physical = torch.cat((row.physical[:, : row.length], first + fresh), dim=1)
+        return logical, physical
 
     def _select(
         self, state: SessionState, logical: Tensor, score: Tensor, count: int, record: TurnRecord
