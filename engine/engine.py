@@ -17,12 +17,12 @@ from engine.chat import ChatFormat
 from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
 from engine.flow import Flow, Writer, cut
-from engine.pool import KVPool
+from engine.pool import KVPool, default_pool_bytes
 from engine.report import describe, summarize, turn_event
 from engine.runner import ModelRunner
 from engine.sampling import CounterRng, draw
 from engine.scheduler import Scheduler, Task
-from engine.scoring import encode_continuations, score_flow
+from engine.scoring import encode_continuations, reporting, score_flow
 from engine.sessions import Session
 from engine.state import SessionState
 from engine.store import SessionStore
@@ -75,7 +75,8 @@ class KVEngine:
                 param="default_policy",
             )
         staging = max(policy.chunk for policy in resolved.values())
-        pool = KVPool(runner.shape, config.pool_bytes or _default_pool_bytes(runner), staging)
+        limit = config.pool_bytes or default_pool_bytes(runner.device)
+        pool = KVPool(runner.shape, limit, staging)
         _check_room(pool, resolved[config.default_policy], config.keep_previous_turn)
         self.store = SessionStore(runner, pool, config, policies, resolved)
         self.scheduler = Scheduler(runner, pool, config.stuck_after_s)
@@ -124,6 +125,8 @@ class KVEngine:
         state: SessionState | None = None
         try:
             state = origin.fork(self.store.active_row(session, origin.policy))
+            if request.base == "previous":
+                state.rng = self.store.new_rng()  # "regenerate" draws another answer
             unresolved = extend_state(
                 self.chat, state, request, origin.room, self.max_session_tokens
             )
@@ -248,7 +251,7 @@ class KVEngine:
             flow = score_flow(
                 self.writer, self.chat, origin, forks[0], forks[1].active_row(), encoded
             )
-            self._start(session, Task(_reporting(flow, outcome)))
+            self._start(session, Task(reporting(flow, outcome)))
             result = outcome.get()
         finally:
             self.store.drop(session, *forks)
@@ -280,7 +283,7 @@ class KVEngine:
     def delete(self, namespace: str, session_id: str) -> None:
         """See ``Engine.delete``."""
         with self.store.lock:
-            session = self.store.table.get(namespace, session_id)
+            session = self.store.table.get(namespace, session_id, begun=True)
             if session.task is None:
                 self.store.forget(session)
             else:
@@ -328,27 +331,13 @@ _COUNTERS = (
 )
 
 
-def _reporting(
-    flow: Flow[ScoreResult], outcome: SimpleQueue[ScoreResult | PaceError]
-) -> Flow[None]:
-    try:
-        result: ScoreResult | PaceError = yield from flow
-    except PaceError as error:
-        result = error
-    except Exception as error:
-        log.exception("scoring failed")
-        result = EngineFailure(f"scoring failed: {type(error).__name__}")
-    outcome.put(result)
-
-
 def _check_room(pool: KVPool, policy: CachePolicy, keep_previous: bool) -> None:
     """Raise ConfigError unless one session of ``policy`` can run its turns."""
-    rows = 3 if keep_previous else 2
-    needed = rows * pool.row_bytes(policy.capacity) + pool.buffer_bytes(policy.capacity)
+    needed = pool.session_bytes(policy.capacity, keep_previous)
     if needed > pool.byte_limit:
         raise ConfigError(
-            f"pool_bytes {pool.byte_limit} must be at least {needed}: {rows} rows of policy "
-            f"{policy.name} ({policy.capacity} slots each) and one buffer of rotated keys",
+            f"pool_bytes {pool.byte_limit} must be at least {needed} for one session of policy "
+            f"{policy.name} ({policy.capacity} slots) and its running turn",
             param="pool_bytes",
         )
 
@@ -358,11 +347,3 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
     return frozenset(i for i in ids if i is not None)
-
-
-def _default_pool_bytes(runner: ModelRunner) -> int:
-    """Without a setting: 60 % of the free device memory, or a quarter of the machine's."""
-    if runner.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(runner.device)
-        return int(free * 0.6)
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.25)

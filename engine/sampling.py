@@ -35,7 +35,9 @@ def draw(logits: Tensor, sampling: Sampling, rng: CounterRng) -> int:
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
-    probabilities = torch.softmax(logits.double().cpu() / sampling.temperature, dim=-1)
+    values = logits.double().cpu()
+    # the largest becomes 0 first: divided by a tiny temperature it would be infinite
+    probabilities = torch.softmax((values - values.max()) / sampling.temperature, dim=-1)
     if sampling.top_p == 1:
         return _pick(probabilities.cumsum(0), rng)
     values, order = probabilities.sort(descending=True, stable=True)

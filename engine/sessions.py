@@ -61,10 +61,10 @@ class SessionTable:
         """The session, or None."""
         return self._sessions.get((namespace, session_id))
 
-    def get(self, namespace: str, session_id: str) -> Session:
-        """The session. Raises SessionNotFound."""
+    def get(self, namespace: str, session_id: str, begun: bool = False) -> Session:
+        """The session; ``begun``: also one whose first turn still runs. Raises SessionNotFound."""
         session = self.find(namespace, session_id)
-        if session is None or session.turns == 0:
+        if session is None or not (session.turns or begun):
             raise SessionNotFound(f"there is no session {session_id!r}", param="session_id")
         return session
 
@@ -116,10 +116,13 @@ class SessionTable:
                     return Match(session.session_id, "current" if current else "previous", known)
         return Match(f"s-{uuid.uuid4().hex[:16]}", "new", 0)
 
+    def idle(self, keep: Session) -> list[Session]:
+        """The idle sessions other than ``keep``."""
+        return [s for s in self._sessions.values() if s.task is None and s is not keep]
+
     def idle_oldest(self, keep: Session) -> Session | None:
-        """The idle session longest unused, other than ``keep``."""
-        idle = [s for s in self._sessions.values() if s.task is None and s is not keep]
-        return min(idle, key=lambda s: s.last_used, default=None)
+        """The one of them longest unused."""
+        return min(self.idle(keep), key=lambda s: s.last_used, default=None)
 
 
 def check_continues(session: Session, base: Base, known: int | None) -> SessionState:

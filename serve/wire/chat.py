@@ -34,7 +34,7 @@ class ChatBody(Wire):
     """The fields that take effect. Null means: the default."""
 
     model: str
-    messages: Annotated[list[WireMessage], Field(min_length=1)]
+    messages: Annotated[list[WireMessage], Field(min_length=1, fail_fast=True)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None

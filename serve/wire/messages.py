@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.transcript import canonical_json
 from engine.types import Message
@@ -41,7 +41,7 @@ class WireMessage(Wire):
     content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[WireToolCall] | None = None
+    tool_calls: Annotated[list[WireToolCall], Field(fail_fast=True)] | None = None
     annotations: Any = None
     id: Any = None
     reasoning: Any = None

@@ -20,10 +20,12 @@ MAX_NUMBER = 10**9
 
 _STEP_KEY = re.compile(r"[1-9][0-9]{0,8}")
 
+_FEW = Field(max_length=MAX_PLAN_ENTRIES, fail_fast=True)
+
 Step = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Index = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
-Steps = Annotated[list[Step], Field(max_length=MAX_PLAN_ENTRIES)]
-Indices = Annotated[list[Index], Field(max_length=MAX_PLAN_ENTRIES)]
+Steps = Annotated[list[Step], _FEW]
+Indices = Annotated[list[Index], _FEW]
 
 
 def _integer_keys(value: object) -> object:
@@ -58,7 +60,7 @@ class PaceBody(Wire):
         ]
         | None
     ) = None
-    segments: Annotated[list[SegmentBody], Field(max_length=MAX_PLAN_ENTRIES)] | None = None
+    segments: Annotated[list[SegmentBody], _FEW] | None = None
     strict: bool = False
     return_token_ids: bool = False
 

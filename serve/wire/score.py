@@ -19,7 +19,7 @@ MAX_CONTINUATIONS = 64
 class ScoreBody(Wire):
     """New messages, and the answers to score after them."""
 
-    messages: Annotated[list[WireMessage], Field(min_length=1)]
+    messages: Annotated[list[WireMessage], Field(min_length=1, fail_fast=True)]
     continuations: Annotated[
         list[Annotated[str, Field(min_length=1)]],
         Field(min_length=1, max_length=MAX_CONTINUATIONS),

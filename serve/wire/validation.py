@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from engine.errors import InvalidRequest
@@ -20,10 +20,25 @@ _CODES = {
 }
 
 
+# Each unknown key of an object costs pydantic a complaint; no object here has as many fields.
+MAX_KEYS = 100
+
+
 class Wire(BaseModel):
-    """Base of request models: immutable, no coercion between JSON types, no unknown fields."""
+    """Base of request models: immutable, no coercion between JSON types, no unknown fields.
+
+    One complaint is enough for an answer, and millions of them would fill the memory: lists
+    stop at the first (``fail_fast``), objects with many keys are refused as a whole.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, value: object) -> object:
+        if isinstance(value, dict) and len(value) > MAX_KEYS:
+            raise refuse(f"it has {len(value)} keys; at most {MAX_KEYS} work")
+        return value
 
 
 def refuse(message: str, *, unsupported: bool = False) -> PydanticCustomError:

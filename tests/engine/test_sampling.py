@@ -52,6 +52,15 @@ def test_temperature_zero_takes_the_best_token_and_draws_nothing() -> None:
     assert rng.draws == 0
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 5e-324])
+@pytest.mark.parametrize("top_p", [1.0, 0.5, 5e-324])
+def test_tiny_temperatures_take_the_best_token(temperature: float, top_p: float) -> None:
+    rng, sampling = CounterRng(seed=1), Sampling(temperature=temperature, top_p=top_p)
+    logits = LOGITS.clone()
+    logits[1] = 1e4  # large, as random models have them
+    assert {draw(logits, sampling, rng) for _ in range(20)} == {1}
+
+
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**63 - 1, 2**64, -1, -(2**40)])
 def test_a_seed_repeats_its_draws(seed: int) -> None:
     first, second = CounterRng(seed), CounterRng(seed)

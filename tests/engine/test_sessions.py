@@ -146,6 +146,18 @@ def test_deleting_a_running_session_cancels_its_turn(engine: KVEngine) -> None:
     assert engine.sessions(None) == [] and len(engine.store.table) == 0
 
 
+def test_deleting_a_session_in_its_first_turn_cancels_it(engine: KVEngine) -> None:
+    events: SimpleQueue[TurnEvent] = SimpleQueue()
+    engine.submit(request("s", "one", sampling=LONG), events.put)
+    with pytest.raises(SessionNotFound):
+        engine.session("", "s")  # readers see what is committed: nothing yet
+    engine.delete("", "s")
+    assert isinstance(wait_for(TurnFailed, events).error, TurnCancelled)
+    assert len(engine.store.table) == 0
+    with pytest.raises(SessionNotFound):
+        engine.delete("", "s")
+
+
 def test_deleting_a_session_while_its_turn_is_admitted_cancels_it_too(
     engine: KVEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,3 +222,45 @@ def test_a_pool_too_small_for_one_session_is_a_config_error(
     with pytest.raises(ConfigError, match="pool_bytes 1000 must be at least") as caught:
         make_engine(tiny, POLICIES, pool_bytes=1000)
     assert caught.value.param == "pool_bytes"
+
+
+def test_a_policy_too_large_for_the_pool_costs_no_session_its_memory(
+    tiny: ModelRunner, make_engine: MakeEngine
+) -> None:
+    pool = make_engine(tiny, POLICIES).store.pool
+    engine = make_engine(tiny, POLICIES, pool_bytes=pool.session_bytes(200, True) - 1)
+    talk(engine, "a", "hello")
+    with pytest.raises(InvalidRequest, match="'other' needs") as caught:
+        engine.run(request("b", "hello", policy="other"))
+    assert caught.value.param == "pace.policy"
+    assert {session.session_id for session in engine.store.table} == {"a"}
+
+
+def test_no_idle_session_is_dropped_when_that_would_not_make_enough_room(
+    tiny: ModelRunner, make_engine: MakeEngine
+) -> None:
+    pool = make_engine(tiny, POLICIES).store.pool
+    small = pool.row_bytes(36) + pool.buffer_bytes(36)
+    limit = pool.session_bytes(200, True) + small
+    engine = make_engine(tiny, POLICIES, pool_bytes=limit)
+    talk(engine, "idle", "hello")
+    turns = []
+    while True:
+        session = f"running {len(turns)}"
+        other = request(session, "x", sampling=LONG, policy="other")
+        if pool.row_bytes(200) + pool.buffer_bytes(200) > engine.store.pool.room:
+            break
+        turns.append(engine.submit(other, lambda _: None))
+    with pytest.raises(CapacityExceeded):
+        engine.run(request("late", "x", policy="other"))
+    assert "idle" in {session.session_id for session in engine.store.table}
+    for turn in turns:
+        turn.cancel()
+
+
+def test_the_default_pool_respects_a_containers_limit(tmp_path: Path) -> None:
+    machine = memory_limit(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit(tmp_path) == machine
+    (tmp_path / "memory.max").write_text("4096000\n")
+    assert memory_limit(tmp_path) == 4096000

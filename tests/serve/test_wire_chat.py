@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from engine.errors import InvalidRequest
 from engine.transcript import chain_digests
 from engine.types import Message, PlanSegment
-from serve.wire.chat import ChatCall, parse_chat
+from serve.wire.chat import ChatBody, ChatCall, parse_chat
 from serve.wire.fields import USUAL_VALUES, WITHOUT_EFFECT
 from serve.wire.validation import parse_object
 
@@ -276,6 +277,24 @@ def test_plan_keys_become_integers() -> None:
 )
 def test_pace_refusals(pace: object, param: str) -> None:
     assert refusal(pace=pace).param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pace": {"segments": [{"messages": ["x"] * 100, "readers": [0] * 100}] * 100}},
+        {"pace": {"plan": {str(n): ["x"] * 1000 for n in range(1, 10)}}},
+        {"pace": {f"k{n}": 1 for n in range(10_000)}},
+        {"messages": [{f"k{n}": 1 for n in range(10_000)}]},
+        {"messages": [{"role": "assistant", "tool_calls": [1] * 10_000}]},
+        {"messages": [1] * 10_000},
+    ],
+)
+def test_a_body_full_of_mistakes_is_refused_for_a_few(fields: dict[str, Any]) -> None:
+    # each complaint takes hundreds of bytes, and a body has room for millions of mistakes
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate({"model": "m", "messages": [USER], **fields})
+    assert caught.value.error_count() <= 20
 
 
 def test_session_id_precedence() -> None:
