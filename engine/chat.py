@@ -145,3 +145,10 @@ _UNSTABLE = (
 def _stand_in(previous: str | None) -> tuple[Message, ...]:
     role = "system" if previous == "developer" else previous
     return _STAND_INS[role]
+
+
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """End tokens named by the generation config and the tokenizer."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
+    return frozenset(i for i in ids if i is not None)

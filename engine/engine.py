@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from engine.answer import Answer
 from engine.catalog import load_profile, resolve_model
-from engine.chat import ChatFormat
+from engine.chat import ChatFormat, stop_ids
 from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
 from engine.flow import Flow, Writer, cut
@@ -65,7 +65,7 @@ class KVEngine:
         self.config = config
         self.runner = runner
         self.writer = writer or Writer()
-        self.chat = ChatFormat(tokenizer, _stop_ids(runner.model, tokenizer))
+        self.chat = ChatFormat(tokenizer, stop_ids(runner.model, tokenizer))
         resolved = {
             name: policy.resolve(profile, runner.model_range) for name, policy in policies.items()
         }
@@ -340,10 +340,3 @@ def _check_room(pool: KVPool, policy: CachePolicy, keep_previous: bool) -> None:
             f"{policy.name} ({policy.capacity} slots) and its running turn",
             param="pool_bytes",
         )
-
-
-def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """End tokens named by the generation config and the tokenizer."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
-    return frozenset(i for i in ids if i is not None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from engine.errors import CapacityExceeded
@@ -32,6 +35,18 @@ class KVPool:
         """Views of ``count`` staging slots from ``start``."""
         raw, rotated, value = (array[:, :, start : start + count] for array in self._staging)
         return Staged(raw=raw, rotated=rotated, value=value)
+
+    @property
+    def room(self) -> int:
+        """Bytes that can still be handed out: not allocated yet, or waiting for reuse."""
+        rows = sum(len(free) * self.row_bytes(size) for size, free in self._rows.items())
+        buffers = sum(len(free) * self.buffer_bytes(size) for size, free in self._buffers.items())
+        return self.byte_limit - self.bytes_allocated + rows + buffers
+
+    def session_bytes(self, capacity: int, keep_previous: bool) -> int:
+        """Bytes one session takes while a turn runs: its states, the fork and rotated keys."""
+        rows = 3 if keep_previous else 2
+        return rows * self.row_bytes(capacity) + self.buffer_bytes(capacity)
 
     def row_bytes(self, capacity: int) -> int:
         """Bytes of a row without rotated keys."""
@@ -90,3 +105,23 @@ class KVPool:
         for capacity, buffers in self._buffers.items():
             self.bytes_allocated -= len(buffers) * self.buffer_bytes(capacity)
             buffers.clear()
+
+
+def default_pool_bytes(device: torch.device) -> int:
+    """Without a setting: 60 % of the free device memory, or a quarter of what this machine, or
+    the container's memory limit, gives the process."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.6)
+    return memory_limit() // 4
+
+
+def memory_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of host memory this process may use at most."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2, version 1
+        try:
+            limit = min(limit, int((cgroup / name).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return limit

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from queue import SimpleQueue
+
 import torch
 
 from engine.chat import ChatFormat
-from engine.errors import InvalidRequest
+from engine.errors import EngineFailure, InvalidRequest, PaceError
 from engine.flow import Flow, TurnRecord, Writer, cut
 from engine.row import Row
 from engine.sampling import log_probabilities
 from engine.state import SessionState
 from engine.types import ScoredContinuation, ScoreResult
+
+log = logging.getLogger(__name__)
 
 
 def encode_continuations(chat: ChatFormat, texts: tuple[str, ...]) -> list[list[int]]:
@@ -60,3 +65,15 @@ def score_flow(
         tokens = tuple(chat.tokenizer.decode([token]) for token in ids)
         scored.append(ScoredContinuation(tuple(ids), tokens, tuple(values)))
     return ScoreResult(tuple(scored), record.residency, record.rotary_gap)
+
+
+def reporting(flow: Flow[ScoreResult], outcome: SimpleQueue[ScoreResult | PaceError]) -> Flow[None]:
+    """Run ``flow`` and put its result, or what made it fail, into ``outcome``."""
+    try:
+        result: ScoreResult | PaceError = yield from flow
+    except PaceError as error:
+        result = error
+    except Exception as error:
+        log.exception("scoring failed")
+        result = EngineFailure(f"scoring failed: {type(error).__name__}")
+    outcome.put(result)

@@ -24,6 +24,11 @@ from engine.types import TurnRequest
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_NO_ROOM = (
+    "all room for sessions is taken by running turns; retry later, or raise engine.pool_bytes or "
+    "engine.max_sessions"
+)
+
 
 class SessionStore:
     """Sessions and the pool they live in, behind one lock.
@@ -53,7 +58,7 @@ class SessionStore:
         """Find or create the session, reserve it, and return the state to continue.
 
         Raises:
-            InvalidRequest: unknown policy.
+            InvalidRequest: unknown policy, or one too large for the pool.
             PolicyMismatch, SessionBusy, SessionDiverged: see ``check_continues``.
             CapacityExceeded: too many sessions, none idle.
         """
@@ -78,9 +83,13 @@ class SessionStore:
         """A row with a (not yet filled) buffer for rotated keys; idle sessions make room.
 
         Raises:
-            CapacityExceeded: running turns take all the room.
+            CapacityExceeded: running turns take all the room; no idle session was dropped.
         """
         with self.lock:
+            pool, size = self.pool, policy.capacity
+            needed = pool.row_bytes(size) + pool.buffer_bytes(size)
+            if needed > pool.room + sum(self._held(s) for s in self.table.idle(session)):
+                raise CapacityExceeded(_NO_ROOM)
             row = self._make_room(session, lambda: self.pool.acquire(policy.capacity))
             try:
                 buffer = self._make_room(session, lambda: self.pool.acquire_buffer(policy.capacity))
@@ -125,13 +134,25 @@ class SessionStore:
             self._free(session.state)
             self._free(session.previous)
 
+    @staticmethod
+    def new_rng() -> CounterRng:
+        """Random numbers nobody has seen."""
+        return CounterRng(secrets.randbits(63))
+
     def _create(self, request: TurnRequest) -> Session:
         name = request.policy or self._config.default_policy
         resolved = self._resolved[name]
+        needed = self.pool.session_bytes(resolved.capacity, self._config.keep_previous_turn)
+        if needed > self.pool.byte_limit:
+            raise InvalidRequest(
+                f"a session of policy {name!r} needs {needed} bytes, and this server's KV pool has "
+                f"{self.pool.byte_limit}; choose another policy, or raise engine.pool_bytes",
+                param="pace.policy",
+            )
         state = SessionState(
             policy=resolved,
             table=self._runner.table(resolved.rope, resolved.position_range),
-            rng=CounterRng(secrets.randbits(63)),
+            rng=self.new_rng(),
         )
         return Session(
             namespace=request.namespace,
@@ -156,13 +177,16 @@ class SessionStore:
     def _evict_idle(self, keep: Session) -> None:
         victim = self.table.idle_oldest(keep)
         if victim is None:
-            raise CapacityExceeded(
-                "all room for sessions is taken by running turns; retry later, or raise "
-                "engine.pool_bytes or engine.max_sessions"
-            )
+            raise CapacityExceeded(_NO_ROOM)
         log.info("session %s dropped to make room", victim.session_id)
         self.forget(victim)
         self.dropped += 1
+
+    def _held(self, session: Session) -> int:
+        """Bytes of the rows a session at rest holds."""
+        states = (session.state, session.previous)
+        rows = [state.row for state in states if state is not None and state.row is not None]
+        return sum(self.pool.row_bytes(row.capacity) for row in rows)
 
     def _free(self, state: SessionState | None) -> None:
         if state is not None and state.row is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -251,16 +253,30 @@ def test_a_regenerated_turn_replaces_the_one_before(
 ) -> None:
     """The session equals one that never saw the replaced turn (nor two replaced in a row)."""
     engine, twin = make_engine(tiny, POLICIES), make_engine(tiny, POLICIES)
+    seeded = replace(SAMPLED, seed=5)  # without a seed a regenerated answer is another one
     for text in TEXTS[:turns]:
-        run(engine, text, plan=PLAN if text == TEXTS[0] else PlanUpdate())
+        run(engine, text, sampling=seeded, plan=PLAN if text == TEXTS[0] else PlanUpdate())
     for again in ("something else " * 9, TEXTS[turns - 1]):
         known = 2 * (turns - 1)
         plan = PLAN if turns == 1 else PlanUpdate()
-        replaced = run(engine, again, base="previous", known=known, plan=plan)
+        replaced = run(engine, again, base="previous", known=known, sampling=seeded, plan=plan)
     for text in TEXTS[:turns]:
-        wanted = run(twin, text, plan=PLAN if text == TEXTS[0] else PlanUpdate())
+        plan = PLAN if text == TEXTS[0] else PlanUpdate()
+        wanted = run(twin, text, sampling=seeded, plan=plan)
     assert replaced == wanted
     assert_next_turn_is_the_same(engine, twin)
+
+
+def test_a_regenerated_answer_is_another_one(
+    tiny: ModelRunner, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count(1)
+    monkeypatch.setattr("engine.store.secrets.randbits", lambda _: next(numbers))
+    engine = make_engine(tiny, POLICIES)
+    run(engine, TEXTS[0])
+    answers = [run(engine, TEXTS[1])]
+    answers += [run(engine, TEXTS[1], base="previous", known=2) for _ in range(2)]
+    assert len({answer.token_ids for answer in answers}) == 3
 
 
 def test_without_the_previous_turn_kept_a_session_holds_one_row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -19,6 +20,7 @@ from engine.errors import (
     SessionNotFound,
     TurnCancelled,
 )
+from engine.pool import memory_limit
 from engine.runner import ModelRunner
 from engine.transcript import chain_digests
 from engine.types import Match, Message, Sampling, ScoreRequest, TurnEvent, TurnFailed
@@ -244,18 +246,16 @@ def test_no_idle_session_is_dropped_when_that_would_not_make_enough_room(
     limit = pool.session_bytes(200, True) + small
     engine = make_engine(tiny, POLICIES, pool_bytes=limit)
     talk(engine, "idle", "hello")
-    turns = []
-    while True:
-        session = f"running {len(turns)}"
-        other = request(session, "x", sampling=LONG, policy="other")
-        if pool.row_bytes(200) + pool.buffer_bytes(200) > engine.store.pool.room:
-            break
-        turns.append(engine.submit(other, lambda _: None))
-    with pytest.raises(CapacityExceeded):
-        engine.run(request("late", "x", policy="other"))
-    assert "idle" in {session.session_id for session in engine.store.table}
-    for turn in turns:
-        turn.cancel()
+    needed, turns = pool.row_bytes(200) + pool.buffer_bytes(200), []
+    with engine.scheduler._wake:  # the step thread waits, so that no turn ends meanwhile
+        while engine.store.pool.room >= needed:
+            other = request(f"running {len(turns)}", "x", policy="other")
+            turns.append(engine.submit(other, lambda _: None))
+        with pytest.raises(CapacityExceeded):
+            engine.submit(request("late", "x", policy="other"), lambda _: None)
+        assert turns and "idle" in {session.session_id for session in engine.store.table}
+        for turn in turns:
+            turn.cancel()
 
 
 def test_the_default_pool_respects_a_containers_limit(tmp_path: Path) -> None:
