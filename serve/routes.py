@@ -81,7 +81,7 @@ class Routes:
             call,
             digests,
             self._namespace(request),
-            request.headers.get("x-request-id") or uuid.uuid4().hex,
+            logs.printable(request.headers.get("x-request-id") or uuid.uuid4().hex),
             head,
             self._logger,
         )

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import EngineFailure, PaceError
+from engine.errors import EngineFailure, PaceError, PolicyMismatch, SessionBusy, SessionDiverged
 from engine.types import ChunkDone, Match, TextDelta, TurnDone, TurnFailed, TurnRequest
 from serve import logs
 from serve.calls import Admitted, Events
@@ -20,6 +20,9 @@ from serve.engine_client import EngineClient
 from serve.wire.answer import AnswerHead, ChunkStream, Completion, sse, sse_comment
 from serve.wire.chat import ChatCall
 from serve.wire.errors import as_pace_error, error_envelope, error_kind
+
+# Between finding a session and taking it, another turn may take it, or need its room.
+_TRIES = 5
 
 
 @dataclass(slots=True)
@@ -121,11 +124,7 @@ class Turn:
         """
         log = TurnLog(logger, request_id, call.stream, time.monotonic(), call.session_id or "-")
         try:
-            match = await client.match(namespace, call.session_id, digests, call.append)
-            items = client.turn(_request(call, match, namespace, request_id))
-            first = await anext(items)
-            if not isinstance(first, Admitted):
-                raise _failure(first)
+            first, items = await _admit(client, call, digests, namespace, request_id)
         except Exception as error:
             log.failed(as_pace_error(error))
             raise
@@ -189,6 +188,29 @@ class Turn:
                 self._log.gone()
 
 
+async def _admit(
+    client: EngineClient,
+    call: ChatCall,
+    digests: Sequence[bytes],
+    namespace: str,
+    request_id: str,
+) -> tuple[Admitted, AsyncIterator[Admitted | Events]]:
+    """Find the session and take it; look again when it was another turn's by then."""
+    tries = 0
+    while True:
+        tries += 1
+        match = await client.match(namespace, call.session_id, digests, call.append)
+        items = client.turn(_request(call, match, namespace, request_id))
+        first = await anext(items)
+        if isinstance(first, Admitted):
+            return first, items
+        refused = _failure(first)
+        if tries == _TRIES or not _stale(refused, call):
+            raise refused
+        if isinstance(refused, PolicyMismatch):
+            digests = ()  # found again it would have the same policy: begin a session
+
+
 def _request(call: ChatCall, match: Match, namespace: str, request_id: str) -> TurnRequest:
     return TurnRequest(
         session_id=match.session_id,
@@ -201,6 +223,16 @@ def _request(call: ChatCall, match: Match, namespace: str, request_id: str) -> T
         plan=call.plan,
         request_id=request_id,
         return_token_ids=call.return_token_ids,
+    )
+
+
+def _stale(error: PaceError, call: ChatCall) -> bool:
+    """Whether looking again can help: the session changed, or went to make room, since it was
+    found. A client that named no session gets another one instead of a busy one or one of
+    another policy.
+    """
+    return isinstance(error, SessionDiverged) or (
+        call.session_id is None and isinstance(error, SessionBusy | PolicyMismatch)
     )
 
 
