@@ -92,13 +92,13 @@ class Scheduler:
                         self._wake.wait()
                     fresh, closing = list(self._new), self._closing
                     self._new.clear()
+                self._stepping_since = time.monotonic()
                 for task in fresh:
                     self._tasks.append(task)
                     self._advance(task, None)
                 for task in self._tasks:
                     if task.work is not None and (task.cancelled or closing):
                         self._throw(task, TurnCancelled("the turn was cancelled"))
-                self._stepping_since = time.monotonic()
                 self.step()
                 self._stepping_since = None
                 self._tasks = [task for task in self._tasks if task.work is not None]

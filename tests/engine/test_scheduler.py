@@ -247,6 +247,23 @@ def test_a_stuck_step_fails_the_health_check_until_it_ends(
     scheduler.check_health()
 
 
+def test_a_flow_stuck_at_its_beginning_fails_the_health_check(scheduler: Scheduler) -> None:
+    scheduler._stuck_after_s = 0.05
+    entered, release = threading.Event(), threading.Event()
+
+    def hangs() -> Flow[None]:
+        entered.set()
+        release.wait(30)
+        yield from Job(1, [1]).flow()
+
+    scheduler.add(Task(hangs()))
+    assert entered.wait(30)
+    time.sleep(0.1)
+    with pytest.raises(EngineFailure, match="stuck for over"):
+        scheduler.check_health()
+    release.set()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_step_thread_fails_the_health_check(scheduler: Scheduler) -> None:
     def breaks_the_rules() -> Flow[None]:
