@@ -14,7 +14,10 @@ from engine.types import Usage
 def summarize(session: Session, pool: KVPool) -> dict[str, Any]:
     """Counts of a session's committed state. Sizes in tokens and bytes, times in Unix seconds."""
     state = session.state
-    capacity = state.policy.capacity
+    kv_bytes = sum(pool.row_bytes(row.capacity) for row in session.rows)
+    if session.task is not None:  # the turn's fork
+        capacity = state.policy.capacity
+        kv_bytes += pool.row_bytes(capacity) + pool.buffer_bytes(capacity)
     return {
         "session_id": session.session_id,
         "namespace": session.namespace,
@@ -29,8 +32,8 @@ def summarize(session: Session, pool: KVPool) -> dict[str, Any]:
         "evicted_tokens": state.evicted,
         "renumbers": state.renumbers,
         "next_position": state.written - state.shift,
-        # raw keys, values and indices of the committed row, and rotated keys while a turn runs
-        "kv_bytes": pool.row_bytes(capacity) + pool.buffer_bytes(capacity),
+        # raw keys, values and indices of the session's states, and what a running turn takes
+        "kv_bytes": kv_bytes,
         "full_kv_bytes": len(state.tokens) * pool.shape.token_bytes,
         "created": session.created,
         "last_used": session.last_used,

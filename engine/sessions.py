@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from engine.config import PolicyConfig
 from engine.errors import PolicyMismatch, SessionBusy, SessionDiverged, SessionNotFound
 from engine.ledger import Ledger
+from engine.row import Row
 from engine.scheduler import Task
 from engine.state import SessionState
 from engine.transcript import EMPTY_DIGEST
@@ -38,6 +39,12 @@ class Session:
     def key(self) -> Key:
         """(namespace, id)."""
         return (self.namespace, self.session_id)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows of its committed states."""
+        states = (self.state, self.previous)
+        return [state.row for state in states if state is not None and state.row is not None]
 
     def base(self, which: Base) -> SessionState:
         """The state a turn continues."""

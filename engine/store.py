@@ -88,7 +88,8 @@ class SessionStore:
         with self.lock:
             pool, size = self.pool, policy.capacity
             needed = pool.row_bytes(size) + pool.buffer_bytes(size)
-            if needed > pool.room + sum(self._held(s) for s in self.table.idle(session)):
+            idle = [row for other in self.table.idle(session) for row in other.rows]
+            if needed > pool.room + sum(pool.row_bytes(row.capacity) for row in idle):
                 raise CapacityExceeded(_NO_ROOM)
             row = self._make_room(session, lambda: self.pool.acquire(policy.capacity))
             try:
@@ -181,12 +182,6 @@ class SessionStore:
         log.info("session %s dropped to make room", victim.session_id)
         self.forget(victim)
         self.dropped += 1
-
-    def _held(self, session: Session) -> int:
-        """Bytes of the rows a session at rest holds."""
-        states = (session.state, session.previous)
-        rows = [state.row for state in states if state is not None and state.row is not None]
-        return sum(self.pool.row_bytes(row.capacity) for row in rows)
 
     def _free(self, state: SessionState | None) -> None:
         if state is not None and state.row is not None:

@@ -258,6 +258,22 @@ def test_no_idle_session_is_dropped_when_that_would_not_make_enough_room(
             turn.cancel()
 
 
+def test_the_memory_reported_is_the_memory_held(tiny: ModelRunner, make_engine: MakeEngine) -> None:
+    engine = make_engine(tiny, POLICIES)
+    pool = engine.store.pool
+
+    def held() -> int:
+        return pool.byte_limit - pool.room
+
+    for _ in range(3):
+        talk(engine, "s", "hello")
+        assert engine.session("", "s")["kv_bytes"] == held() > 0
+    with engine.scheduler._wake:
+        turn = engine.submit(request("s", "x"), lambda _: None)
+        assert engine.session("", "s")["kv_bytes"] == held()
+        turn.cancel()
+
+
 def test_the_default_pool_respects_a_containers_limit(tmp_path: Path) -> None:
     machine = memory_limit(tmp_path)
     (tmp_path / "memory.max").write_text("max\n")
