@@ -14,18 +14,18 @@ from transformers import AutoTokenizer
 from engine.answer import Answer
 from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat, stop_ids
-from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig, load_policies
+from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
 from engine.flow import Flow, Writer, cut
 from engine.pool import KVPool, default_pool_bytes
-from engine.report import describe, summarize, turn_event
+from engine.report import describe, pace_info, summarize, turn_event
 from engine.runner import ModelRunner
 from engine.sampling import CounterRng, draw
 from engine.scheduler import Scheduler, Task
 from engine.scoring import encode_continuations, reporting, score_flow
 from engine.sessions import Session
 from engine.state import SessionState
-from engine.store import SessionStore
+from engine.store import SessionStore, check_room
 from engine.turn import RunningTurn, extend_state
 from engine.types import (
     ChunkDone,
@@ -33,7 +33,6 @@ from engine.types import (
     LedgerEvent,
     Match,
     Message,
-    PaceInfo,
     ScoreRequest,
     ScoreResult,
     TurnDone,
@@ -77,7 +76,7 @@ class KVEngine:
         staging = max(policy.chunk for policy in resolved.values())
         limit = config.pool_bytes or default_pool_bytes(runner.device)
         pool = KVPool(runner.shape, limit, staging)
-        _check_room(pool, resolved[config.default_policy], config.keep_previous_turn)
+        check_room(pool, resolved[config.default_policy], config.keep_previous_turn)
         self.store = SessionStore(runner, pool, config, policies, resolved)
         self.scheduler = Scheduler(runner, pool, config.stuck_after_s)
         self._counters: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
@@ -207,18 +206,7 @@ class KVEngine:
         with self.store.lock:
             session.ledger.extend(record.events)
             session.ledger.add("turn", state.step, turn_event(turn, usage, finish))
-            pace = PaceInfo(
-                session_id=turn.session_id,
-                step=state.step,
-                resident_tokens=state.resident,
-                residency=record.residency,
-                rotary_gap=record.rotary_gap,
-                evicted=record.evicted,
-                restored=0,
-                renumbers=record.renumbers,
-                displaced=record.displaced,
-                unresolved=turn.unresolved,
-            )
+            pace = pace_info(turn)
             self.store.commit(session, turn.origin, state)
         self._count(
             turns=1,
@@ -329,14 +317,3 @@ _COUNTERS = (
     "displaced_tokens",
     "renumbers",
 )
-
-
-def _check_room(pool: KVPool, policy: CachePolicy, keep_previous: bool) -> None:
-    """Raise ConfigError unless one session of ``policy`` can run its turns."""
-    needed = pool.session_bytes(policy.capacity, keep_previous)
-    if needed > pool.byte_limit:
-        raise ConfigError(
-            f"pool_bytes {pool.byte_limit} must be at least {needed} for one session of policy "
-            f"{policy.name} ({policy.capacity} slots) and its running turn",
-            param="pool_bytes",
-        )

@@ -8,7 +8,7 @@ from typing import Any
 from engine.pool import KVPool
 from engine.sessions import Session
 from engine.turn import RunningTurn
-from engine.types import Usage
+from engine.types import PaceInfo, Usage
 
 
 def summarize(session: Session, pool: KVPool) -> dict[str, Any]:
@@ -64,6 +64,23 @@ def describe(session: Session, pool: KVPool, spans: int = 1000) -> dict[str, Any
         ],
         "previous_turn_kept": session.previous is not None,
     }
+
+
+def pace_info(turn: RunningTurn) -> PaceInfo:
+    """The answer's ``pace`` object of a turn that ends now."""
+    state, record = turn.state, turn.record
+    return PaceInfo(
+        session_id=turn.session_id,
+        step=state.step,
+        resident_tokens=state.resident,
+        residency=record.residency,
+        rotary_gap=record.rotary_gap,
+        evicted=record.evicted,
+        restored=0,
+        renumbers=record.renumbers,
+        displaced=record.displaced,
+        unresolved=turn.unresolved,
+    )
 
 
 def turn_event(turn: RunningTurn, usage: Usage, finish: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from engine.config import CachePolicy, EngineConfig, PolicyConfig
-from engine.errors import CapacityExceeded, InvalidRequest
+from engine.errors import CapacityExceeded, ConfigError, InvalidRequest
 from engine.ledger import Ledger
 from engine.pool import KVPool
 from engine.row import Row
@@ -187,3 +187,14 @@ class SessionStore:
         if state is not None and state.row is not None:
             self.pool.release(state.row)
             state.row = None
+
+
+def check_room(pool: KVPool, policy: CachePolicy, keep_previous: bool) -> None:
+    """Raise ConfigError unless one session of ``policy`` can run its turns."""
+    needed = pool.session_bytes(policy.capacity, keep_previous)
+    if needed > pool.byte_limit:
+        raise ConfigError(
+            f"pool_bytes {pool.byte_limit} must be at least {needed} for one session of policy "
+            f"{policy.name} ({policy.capacity} slots) and its running turn",
+            param="pool_bytes",
+        )
