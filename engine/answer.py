@@ -11,6 +11,7 @@ from engine.sampling import log_probabilities
 from engine.types import FinishReason, Sampling, TextDelta, TokenLogprob, TopLogprob
 
 _INCOMPLETE = "�"
+_CHARACTER_BYTES = 4  # of the longest character in UTF-8
 
 
 class Answer:
@@ -65,7 +66,15 @@ class Answer:
         known = decode(self.tokens[self._context_from : self._decoded_to], skip_special_tokens=True)
         whole = decode(self.tokens[self._context_from : end], skip_special_tokens=True)
         if whole.endswith(_INCOMPLETE) and not final:
-            return
+            # at most three bytes wait for the rest of their character: what is before the
+            # tokens that may hold them is final, unless a character goes across the cut
+            end -= _CHARACTER_BYTES - 1
+            if end - self._decoded_to < _CHARACTER_BYTES:
+                return
+            complete = decode(self.tokens[self._context_from : end], skip_special_tokens=True)
+            if not whole.startswith(complete):
+                return
+            whole = complete
         self.text += whole[len(known) :]
         self._context_from, self._decoded_to = self._decoded_to, end
 

@@ -53,6 +53,18 @@ def test_any_tokens_stream_to_their_one_shot_text(tokens: list[int]) -> None:
     assert answer.finish == "length"
 
 
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(b"a\x80\x82\x98\x9f\xc3\xe2\xf0\xf4"), min_size=1, max_size=40))
+def test_broken_characters_stream_to_their_one_shot_text(tokens: list[int]) -> None:
+    answer, deltas = stream(tokens, Sampling(max_tokens=len(tokens)))
+    assert text_of(deltas) == answer.text == BYTES.decode(tokens)
+
+
+def test_bytes_that_never_make_a_character_do_not_pile_up() -> None:
+    _, deltas = stream([0x80] * 100, Sampling(max_tokens=100))
+    assert len(deltas) > 20 and max(len(delta.token_ids) for delta in deltas) < 10
+
+
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.text(LETTERS, min_size=1, max_size=12))
 def test_a_character_comes_out_whole_with_its_last_byte(text: str) -> None:
