@@ -6,6 +6,7 @@ need no lock: what they see is complete.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -20,6 +21,7 @@ from engine.errors import ConfigError
 
 _POLL_S = 0.05
 _NAME = re.compile(r"[\w.-]{1,128}")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def pace_home() -> Path:
@@ -96,10 +98,11 @@ def publish_file(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
     ensure_dir(path.parent)
     draft = _beside(path, "tmp")
     try:
-        yield draft
-        os.chmod(draft, mode)
-        _sync(draft)
-        os.replace(draft, path)
+        with _room_for(path):
+            yield draft
+            os.chmod(draft, mode)
+            _sync(draft)
+            os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     _sync(path.parent)
@@ -125,9 +128,10 @@ def publish_dir(path: Path) -> Iterator[Path]:
     draft, old = _beside(path, "tmp"), _beside(path, "old")
     draft.mkdir(mode=0o700)
     try:
-        yield draft
-        for file in draft.rglob("*"):
-            _sync(file)
+        with _room_for(path):
+            yield draft
+            for file in draft.rglob("*"):
+                _sync(file)
         if path.exists():
             os.rename(path, old)
         try:
@@ -173,6 +177,21 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def _room_for(path: Path) -> Iterator[None]:
+    """A full disk becomes a ConfigError that names ``path``; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): make room there or set PACE_HOME to "
+            "another folder",
+            param="PACE_HOME",
+        ) from error
 
 
 def _unwritable(path: Path, why: object) -> ConfigError:

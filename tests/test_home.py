@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -9,12 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from engine.errors import ConfigError
 from engine.home import ensure_dir, lock, pace_home, publish_dir, publish_file, sweep, write_atomic
+
+Publish = Callable[[Path], AbstractContextManager[Path]]
 
 
 def names(folder: Path) -> list[str]:
@@ -203,3 +208,15 @@ def test_sweep_undoes_what_a_killed_process_left(tmp_path: Path) -> None:
     sweep(path)
     assert names(tmp_path) == ["model"]
     assert names(path) == ["old"]
+
+
+@pytest.mark.parametrize("publish", [publish_file, publish_dir])
+def test_a_full_disk_is_told_with_the_path(publish: Publish, tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(ConfigError, match="made cannot be written") as caught, publish(path):
+        raise full
+    assert caught.value.param == "PACE_HOME"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConnectionResetError), publish(path):
+        raise ConnectionResetError  # not the disk's

@@ -16,6 +16,7 @@ from engine.errors import (
     CapacityExceeded,
     EngineFailure,
     InvalidRequest,
+    PaceError,
     PolicyMismatch,
     SessionBusy,
     SessionDiverged,
@@ -86,6 +87,7 @@ class FakeEngine:
         self.healthy = True
         self.closed = False
         self.submit_delay_s = 0.0
+        self.stale: list[PaceError] = []  # raised by the next submits, one each
         self._lock = threading.RLock()
         self._made = 0
 
@@ -121,6 +123,8 @@ class FakeEngine:
 
     def submit(self, request: TurnRequest, on_event: Callable[[TurnEvent], None]) -> FakeTurn:
         time.sleep(self.submit_delay_s)
+        if self.stale:
+            raise self.stale.pop(0)
         text = request.messages[-1].content
         policy = request.policy or "pace"
         if policy not in POLICIES:

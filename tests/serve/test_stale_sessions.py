@@ -1,0 +1,32 @@
+"""A session that changes between being found and being taken: the ingress looks again."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+
+from engine.errors import PaceError, SessionBusy, SessionDiverged
+from tests.serve.test_routes import ask, error_of
+from tests.support.fake_engine import FakeEngine
+
+BUSY, CHANGED = SessionBusy("another turn runs"), SessionDiverged("it changed since")
+
+
+@pytest.mark.parametrize("stale", [[CHANGED], [BUSY], [BUSY, CHANGED, CHANGED]])
+def test_it_is_looked_up_again(
+    http: TestClient, engine: FakeEngine, stale: list[PaceError]
+) -> None:
+    engine.stale = list(stale)
+    assert ask(http, "Hello").status_code == 200
+    assert len(engine.requests) == 1 and not engine.stale
+
+
+def test_a_named_session_may_be_busy(http: TestClient, engine: FakeEngine) -> None:
+    engine.stale = [BUSY]
+    assert error_of(ask(http, "Hello", session_id="s"), 409)["code"] == "session_busy"
+
+
+def test_one_that_changes_for_ever_is_given_up(http: TestClient, engine: FakeEngine) -> None:
+    engine.stale = [CHANGED] * 100
+    assert error_of(ask(http, "Hello", session_id="s"), 409)["code"] == "session_diverged"
+    assert len(engine.stale) > 90
