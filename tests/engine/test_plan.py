@@ -163,13 +163,13 @@ UNRESOLVED = {
 def test_what_cannot_be_resolved_is_listed_or_refused(change: PlanUpdate, texts: list[str]) -> None:
     steps = [1, 1, 2, 2, 5, 5]
     starts, _ = logs_of([Span(i, i + 1, "user", step) for i, step in enumerate(steps)])
-    fine = {9: (1, 2, 5, 6)}  # step 6 is yet to come
+    fine = {5: (1,), 9: (1, 2, 5, 6)}  # step 5 itself may read, step 6 is yet to come
     both = PlanUpdate(plan={**fine, **(change.plan or {})}, segments=change.segments)
     plan, unresolved = Plan().update(both, 5, starts, 6)
     assert len(unresolved) == len(texts)
     for line, text in zip(unresolved, texts, strict=True):
         assert text in line
-    assert plan.by_step == {1: (9,), 2: (9,), 5: (9,), 6: (9,)} and plan.by_message == {}
+    assert plan.by_step == {1: (5, 9), 2: (9,), 5: (9,), 6: (9,)} and plan.by_message == {}
     strict = PlanUpdate(both.plan, both.segments, strict=True)
     with pytest.raises(InvalidRequest, match=r"cannot be resolved.*" + texts[0]) as caught:
         Plan().update(strict, 5, starts, 6)
