@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -240,12 +240,21 @@ class KVEngine:
                 self.writer, self.chat, origin, forks[0], forks[1].active_row(), encoded
             )
             self._start(session, Task(reporting(flow, outcome)))
-            result = outcome.get()
+            result = self._wait(outcome)
         finally:
             self.store.drop(session, *forks)
         if isinstance(result, PaceError):
             raise result
         return result
+
+    def _wait(self, outcome: SimpleQueue[ScoreResult | PaceError]) -> ScoreResult | PaceError:
+        """The next outcome; raises EngineFailure when the step thread is dead or stuck."""
+        while self.scheduler.alive or not outcome.empty():
+            try:
+                return outcome.get(timeout=_WAIT_S)
+            except Empty:
+                self.check_health()
+        raise EngineFailure("the engine is shut down or its step thread died")
 
     # ---- sessions ---------------------------------------------------------------------------
 
@@ -307,6 +316,7 @@ class KVEngine:
                 self._counters[name] += amount
 
 
+_WAIT_S = 5.0
 _COUNTERS = (
     "turns",
     "turns_failed",

@@ -44,9 +44,10 @@ class KVPool:
         return self.byte_limit - self.bytes_allocated + rows + buffers
 
     def session_bytes(self, capacity: int, keep_previous: bool) -> int:
-        """Bytes one session takes while a turn runs: its states, the fork and rotated keys."""
-        rows = 3 if keep_previous else 2
-        return rows * self.row_bytes(capacity) + self.buffer_bytes(capacity)
+        """Bytes one session takes at most: its states at rest, and the two forks of scoring."""
+        at_rest = 2 if keep_previous else 1
+        active = self.row_bytes(capacity) + self.buffer_bytes(capacity)
+        return at_rest * self.row_bytes(capacity) + 2 * active
 
     def row_bytes(self, capacity: int) -> int:
         """Bytes of a row without rotated keys."""

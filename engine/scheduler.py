@@ -68,6 +68,11 @@ class Scheduler:
             task.cancelled = True
             self._wake.notify()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the step thread runs."""
+        return self._thread.is_alive()
+
     def check_health(self) -> None:
         """Raises EngineFailure when the thread is dead or one step takes too long."""
         if not self._thread.is_alive() and not self._closing:

@@ -17,6 +17,9 @@ from engine.types import ScoredContinuation, ScoreResult
 
 log = logging.getLogger(__name__)
 
+# Logits of all tokens of a piece are held at once: 256 × 150K × 4 bytes are 150 MB.
+_SCORED_AT_ONCE = 256
+
 
 def encode_continuations(chat: ChatFormat, texts: tuple[str, ...]) -> list[list[int]]:
     """Token ids of each continuation. Raises InvalidRequest for none or an empty one."""
@@ -52,16 +55,13 @@ def score_flow(
         fork.fill_row(prompt)
         fork.tokens.extend(ids)
         values = [float(opening[ids[0]])]
-        for start, piece in zip(
-            range(0, len(ids), prompt.policy.chunk),
-            cut(ids[:-1], prompt.policy.chunk),
-            strict=False,
-        ):
+        at = 1
+        for piece in cut(ids[:-1], min(prompt.policy.chunk, _SCORED_AT_ONCE)):
             written = yield from writer.write(fork, piece, TurnRecord(), "all")
-            following = ids[start + 1 : start + 1 + len(piece)]
             rows = log_probabilities(written.logits)
-            chosen = torch.tensor(following, device=rows.device)[:, None]
+            chosen = torch.tensor(ids[at : at + len(piece)], device=rows.device)[:, None]
             values += rows.gather(1, chosen)[:, 0].tolist()
+            at += len(piece)
         tokens = tuple(chat.tokenizer.decode([token]) for token in ids)
         scored.append(ScoredContinuation(tuple(ids), tokens, tuple(values)))
     return ScoreResult(tuple(scored), record.residency, record.rotary_gap)

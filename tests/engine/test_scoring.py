@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, PaceError
 from engine.runner import ModelRunner
 from engine.types import PlanUpdate, ScoreRequest
 from tests.engine.conftest import MakeEngine
@@ -78,3 +78,20 @@ def test_nothing_to_score_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         engine.score(ScoreRequest("s", request("s", "q").messages, texts))
     assert caught.value.param == param
+
+
+def test_the_smallest_pool_can_score(tiny: ModelRunner, make_engine: MakeEngine) -> None:
+    least = make_engine(tiny, {"full": FULL}).store.pool.session_bytes(FULL.budget or 0, True)
+    engine = make_engine(tiny, {"full": FULL}, pool_bytes=least)
+    for text in ("one", "two"):
+        engine.run(request("s", text))
+    result = engine.score(ScoreRequest("s", request("s", "q").messages, ("answer",)))
+    assert len(result.continuations[0].logprobs) == len("answer")
+
+
+def test_scoring_ends_when_the_engine_closes(tiny: ModelRunner, make_engine: MakeEngine) -> None:
+    engine = make_engine(tiny, {"full": FULL})
+    engine.run(request("s", "one"))
+    engine.close()
+    with pytest.raises(PaceError):
+        engine.score(ScoreRequest("s", request("s", "q").messages, ("answer",)))

@@ -210,7 +210,7 @@ def test_memory_freed_by_one_policy_serves_another(
     tiny: ModelRunner, make_engine: MakeEngine
 ) -> None:
     pool = make_engine(tiny, POLICIES).store.pool
-    limit = 2 * pool.row_bytes(200) + pool.buffer_bytes(200)
+    limit = pool.session_bytes(200, False)
     engine = make_engine(tiny, POLICIES, pool_bytes=limit, keep_previous_turn=False)
     for policy in ("test", "other", "test", "other"):
         name = f"{policy} {time.monotonic_ns()}"

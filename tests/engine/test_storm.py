@@ -61,7 +61,7 @@ def one_operation(engine: KVEngine, draw: random.Random) -> None:
 def test_a_storm_of_callers(seed: int, tiny: ModelRunner, make_engine: MakeEngine) -> None:
     pool = make_engine(tiny, POLICIES).store.pool
     largest = RULES["full"].budget
-    limit = 3 * pool.row_bytes(largest) + 2 * pool.buffer_bytes(largest)
+    limit = pool.session_bytes(largest, True)
     engine = make_engine(tiny, POLICIES, pool_bytes=limit, max_sessions=4)
     recorder, wrong = Recorder(tiny), SimpleQueue[BaseException]()
     outcomes: dict[str, int] = {}
