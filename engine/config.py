@@ -17,6 +17,9 @@ from engine.errors import ConfigError
 
 T = TypeVar("T", bound=BaseModel)
 
+# A device file would be read for ever.
+_MOST_BYTES = 1 << 20
+
 
 class Frozen(BaseModel):
     """Base of all configuration: immutable, unknown keys rejected."""
@@ -189,7 +192,11 @@ def config_error(error: ValidationError, where: str | Path) -> ConfigError:
 def load_yaml(path: Path, kind: type[T], overrides: dict[str, Any] | None = None) -> T:
     """Read one YAML file into a validated ``kind``; ``overrides`` replace top-level keys."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise ConfigError(f"{path}: is larger than {_MOST_BYTES} bytes: not a configuration")
+        data = yaml.safe_load(raw.decode("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

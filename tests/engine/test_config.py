@@ -156,6 +156,15 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
         load_policies(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["device", "large file"])
+def test_what_is_too_large_for_a_configuration_is_refused(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "large.yaml"
+    if kind == "large file":
+        path.write_bytes(b"# " + b"x" * (1 << 20))
+    with pytest.raises(ConfigError, match="larger than 1048576 bytes"):
+        load_yaml(path, PolicyConfig)
+
+
 def test_an_empty_file_is_all_defaults_and_overrides_win(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text("")
