@@ -111,7 +111,8 @@ def test_h2o_is_the_naive_h2o(
     engine = make_engine(tiny, {"test": policy_config(rules, rope=rope)})
     factor = rope.factor if rope.type == "yarn" else None
     reference = ReferenceSession(DenseLlama(tiny_llama(), RANGE, factor), rules)
-    for text in texts(seed=rules.budget, count=5, longest=120):
+    # chunks of more than the attention's query block (128) are among them
+    for text in texts(seed=rules.budget, count=5, longest=max(120, 2 * rules.chunk)):
         got = outcome(engine.run(request("s", text, sampling=Sampling(24, temperature=0.0))))
         expected = reference.turn([("user", text)], max_tokens=24)
         assert list(got.token_ids) == expected.tokens
