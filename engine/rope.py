@@ -17,6 +17,7 @@ from engine.config import RopeConfig
 from engine.errors import ConfigError
 
 _FIRST_TABLE = 4096
+_LARGEST_TABLE = 16384
 
 
 class IdentityRotary(nn.Module):
@@ -54,7 +55,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class RotaryTable:
     """cos and sin by position for one rope setting, made by transformers' own rotary module.
 
-    The table grows by doubling up to ``limit`` positions; a position's entry never changes.
+    Positions below ``_LARGEST_TABLE`` are looked up in a table that grows by doubling; those
+    beyond, which only sessions with positions as written reach, are computed when asked for, so
+    that memory does not grow with a session. Either way a position's values are the same bits.
     """
 
     def __init__(self, rotary: nn.Module, limit: int, device: torch.device, dtype: torch.dtype):
@@ -62,14 +65,17 @@ class RotaryTable:
         self._rotary = rotary
         self._device = device
         self._dtype = dtype
-        self._cos = torch.empty(0)
-        self._sin = torch.empty(0)
-        self._grow(min(limit, _FIRST_TABLE))
+        self._cos, self._sin = self._compute(self._range(0, min(limit, _FIRST_TABLE)))
 
     @property
     def dims(self) -> int:
         """Rotated dimensions of a head."""
         return self._cos.shape[-1]
+
+    @property
+    def stored_positions(self) -> int:
+        """Positions the table holds now."""
+        return self._cos.shape[0]
 
     def lookup(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """cos, sin ``[count, dims]`` of positions start … start + count − 1.
@@ -77,26 +83,37 @@ class RotaryTable:
         Raises:
             IndexError: a position is not below the limit (DESIGN §3.6: p < L always holds).
         """
-        self._reach(start + count)
-        return self._cos[start : start + count], self._sin[start : start + count]
+        if self._in_table(start + count):
+            return self._cos[start : start + count], self._sin[start : start + count]
+        return self._compute(self._range(start, count))
 
     def gather(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
-        """cos, sin ``[..., dims]`` of int64 ``positions``, none above ``highest``."""
-        self._reach(highest + 1)
-        return self._cos[positions], self._sin[positions]
+        """cos, sin ``[n, dims]`` of int64 ``positions`` ``[n]``, none above ``highest``."""
+        if self._in_table(highest + 1):
+            return self._cos[positions], self._sin[positions]
+        return self._compute(positions)
 
-    def _reach(self, count: int) -> None:
+    def _in_table(self, count: int) -> bool:
+        """Whether the table holds, or can grow to hold, the first ``count`` positions."""
         if count > self.limit:
             raise IndexError(f"position {count - 1} is not below the limit {self.limit}")
-        if count > self._cos.shape[0]:
-            self._grow(min(self.limit, max(count, 2 * self._cos.shape[0])))
+        if count > _LARGEST_TABLE:
+            return False
+        held = self._cos.shape[0]
+        if count > held:
+            size = min(self.limit, _LARGEST_TABLE, max(count, 2 * held))
+            self._cos, self._sin = self._compute(self._range(0, size))
+        return True
+
+    def _range(self, start: int, count: int) -> Tensor:
+        return torch.arange(start, start + count, device=self._device)
 
     @torch.inference_mode()
-    def _grow(self, count: int) -> None:
+    def _compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # float32 like the stock model: angles, cos and sin are float32 there too, even in float64.
         probe = torch.empty(0, dtype=torch.float32, device=self._device)
-        cos, sin = self._rotary(probe, position_ids=torch.arange(count, device=self._device)[None])
-        self._cos, self._sin = cos[0].to(self._dtype), sin[0].to(self._dtype)
+        cos, sin = self._rotary(probe, position_ids=positions[None])
+        return cos[0].to(self._dtype), sin[0].to(self._dtype)
 
 
 def build_rotary(original: nn.Module, model_config: Any, rope: RopeConfig) -> nn.Module:

@@ -14,7 +14,7 @@ from engine.config import RopeConfig
 from engine.errors import ConfigError
 from engine.flow import TurnRecord, Writer
 from engine.pool import KVPool
-from engine.rope import RotaryTable, build_rotary, rotate
+from engine.rope import _LARGEST_TABLE, RotaryTable, build_rotary, rotate
 from engine.row import KVShape, Row
 from engine.state import SessionState
 from tests.engine.support import begin, drive, new_state, resolved, runner_for, tiny_llama
@@ -170,6 +170,22 @@ def test_no_position_beyond_the_limit_can_be_looked_up(start: int, count: int) -
         table.lookup(start, count)
     with pytest.raises(IndexError, match=f"not below the limit {LIMIT}"):
         table.gather(torch.tensor([0]), start + count - 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 512])
+def test_far_positions_are_computed_with_the_same_bits(count: int) -> None:
+    """Beyond the table nothing is stored, and a position's values do not depend on its company."""
+    table, size = new_table(torch.float32, limit=100_000), _LARGEST_TABLE
+    positions = torch.arange(90_000)
+    cos, sin = LlamaRotaryEmbedding(CONFIG)(torch.empty(0), position_ids=positions[None])
+    for start in (size - count, size - 1, size, size + 13, 90_000 - count):
+        for found in (
+            table.lookup(start, count),
+            table.gather(positions[start : start + count], start + count - 1),
+        ):
+            assert torch.equal(found[0], cos[0, start : start + count])
+            assert torch.equal(found[1], sin[0, start : start + count])
+    assert table.stored_positions <= size
 
 
 def test_yarn_of_a_scaled_model_is_refused() -> None:
