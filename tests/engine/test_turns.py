@@ -189,7 +189,8 @@ def test_a_turn_costs_its_new_tokens_however_long_the_session_is(make_engine: Ma
     for _ in range(30):
         before = counting.characters
         recorder.works.clear()
-        engine.run(request("s", "the same each time", sampling=Sampling(6, ignore_eos=True)))
+        sampling = Sampling(6, temperature=0, ignore_eos=True)
+        engine.run(request("s", "the same each time", sampling=sampling))
         tokens = sum(len(work.tokens) for work in recorder.works)
         costs.append((counting.characters - before, tokens))
     assert state_of(engine, "s").written > 1000
