@@ -22,7 +22,6 @@ from engine.errors import PaceError
 from engine.home import lock, pace_home, write_atomic
 from serve.config import MIB, ServeConfig
 from serve.processes import OwnProcesses, pid_exists
-from serve.proxy_headers import MIDDLEWARES_PATH
 from serve.start_errors import find_start_error
 
 _TEMP_PREFIX = "pace-"
@@ -58,7 +57,6 @@ def ray_environment(config: ServeConfig) -> dict[str, str]:
         "RAY_enable_worker_prestart": "0",
         # The default, 4 MB, is less than one long request.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * config.limits.body_bytes + 4 * MIB),
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES_PATH,
         # Each worker prints its own line per turn; none may be folded into another's.
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",

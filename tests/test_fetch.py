@@ -150,7 +150,7 @@ def raises(error: BaseException) -> Callable[[Path, Path, Progress], Converted]:
 @pytest.mark.parametrize(
     ("error", "expected", "message"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), ModelError, "disk of .* is full"),
+        (OSError(errno.ENOSPC, "No space left on device"), ConfigError, "make room there"),
         (OSError(errno.EIO, "bad disk"), ModelError, "bad disk"),
         (KeyboardInterrupt(), KeyboardInterrupt, None),
         (SystemExit(143), SystemExit, None),

@@ -5,52 +5,61 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from serve.cluster import LocalCluster, auth_token_path, make_temp_folder, ray_environment
+from serve.cluster import auth_token_path, make_temp_folder, ray_environment
 from serve.config import ServeConfig
+from serve.processes import pid_exists
+
+# Both run in a process of their own: what they end is everything that process has started, and
+# this one has started the server the other tests use.
+ORPHAN = """
+import subprocess, sys, time
 from serve.processes import OwnProcesses, pid_exists
 
-# Starts a grandchild, says its id, and ends when told to.
-PARENT = """
+# a parent that starts a grandchild, says its id, and ends when told to
+code = '''
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
 sys.stdin.readline()
+'''
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+parent = subprocess.Popen([sys.executable, "-c", code], **pipes)
+orphan = int(parent.stdout.readline())
+own = OwnProcesses()
+own.look()
+parent.stdin.close()  # ends it; the orphan still holds its output
+parent.wait(10)
+assert [process.pid for process in own.alive()] == [orphan]
+assert not own.wait(0.1)
+own.kill()
+assert own.wait(5) and own.alive() == []
+end = time.monotonic() + 5
+while pid_exists(orphan) and time.monotonic() < end:
+    time.sleep(0.05)
+assert not pid_exists(orphan)
+"""
+
+NEVER_STARTED = """
+from serve.cluster import LocalCluster
+from serve.config import ServeConfig
+
+cluster = LocalCluster(ServeConfig())
+assert not cluster.alive()
+cluster.stop()
 """
 
 
-@pytest.fixture
-def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+@pytest.mark.parametrize("script", [ORPHAN, NEVER_STARTED], ids=["orphan", "never started"])
+def test_only_own_processes_are_ended(script: str) -> None:
+    """An orphan is still ours; a cluster that never started can be stopped."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
-    assert parent.stdin is not None and parent.stdout is not None
-    with parent.stdin, parent.stdout:
-        yield parent, int(parent.stdout.readline())
-    parent.wait(10)
-
-
-def test_an_orphan_is_still_ours(family: tuple[subprocess.Popen[str], int]) -> None:
-    parent, orphan = family
-    own = OwnProcesses()
-    own.look()
-    assert parent.stdin is not None
-    parent.stdin.write("\n")
-    parent.stdin.flush()
-    parent.wait(10)
-    assert [process.pid for process in own.alive()] == [orphan]
-    assert not own.wait(0.1)
-    own.kill()
-    assert own.wait(5) and own.alive() == []
-    end = time.monotonic() + 5
-    while pid_exists(orphan) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not pid_exists(orphan)
+    assert done.returncode == 0, done.stderr
 
 
 def test_pids() -> None:
@@ -80,9 +89,3 @@ def test_the_token_is_made_once_and_secret() -> None:
     token = path.read_text()
     assert len(token) == 64
     assert auth_token_path() == path and path.read_text() == token
-
-
-def test_a_cluster_that_never_started_can_be_stopped() -> None:
-    cluster = LocalCluster(ServeConfig())
-    assert not cluster.alive()
-    cluster.stop()
