@@ -6,6 +6,7 @@ file, the key, the value and the rule.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -164,6 +165,23 @@ class EngineConfig(Frozen):
     keep_previous_turn: bool = True
     ledger_events: int = Field(default=2048, gt=0)
     stuck_after_s: float = Field(default=300.0, gt=0)
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use: the one configured, else the last part of ``model``."""
+        return self.served_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def thread_count(self) -> int:
+        """CPU threads of a forward: as configured, else all cores this process may run on."""
+        return self.threads or available_cores()
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def config_dir() -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -16,7 +15,7 @@ from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat, stop_ids
 from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
-from engine.flow import Flow, Writer, cut
+from engine.flow import Flow, Writer
 from engine.pool import KVPool, default_pool_bytes
 from engine.report import describe, pace_info, summarize, turn_event
 from engine.runner import ModelRunner
@@ -88,7 +87,7 @@ class KVEngine:
         """Load the model named in ``config`` and the shipped policies (unless given)."""
         path = resolve_model(config.model)
         profile = config.profile or load_profile(path)
-        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(config.thread_count)
         name = profile.dtype if config.dtype == "auto" else config.dtype
         runner = ModelRunner.load(path, config.device, getattr(torch, name) if name else None)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -97,7 +96,7 @@ class KVEngine:
     @property
     def model_name(self) -> str:
         """Served model name."""
-        return self.config.served_name or self.config.model.rstrip("/").rsplit("/", 1)[-1]
+        return self.config.model_name
 
     @property
     def max_session_tokens(self) -> int:
@@ -168,11 +167,9 @@ class KVEngine:
         turn.start()
         state.fill_row(turn.origin)
         cached, prompt = state.written, len(state.tokens)
-        chunks = cut(state.tokens[cached:], state.policy.chunk)
-        for number, chunk in enumerate(chunks, start=1):
-            last = number == len(chunks)
-            written = yield from self.writer.write(state, chunk, record, measure=last)
-            turn.emit(ChunkDone(state.written - cached, prompt - cached))
+        written = yield from self.writer.write_prompt(
+            state, record, lambda: turn.emit(ChunkDone(state.written - cached, prompt - cached))
+        )
         turn.prompt_done()
         answer = Answer(self.chat.tokenizer, sampling, self.chat.stop_ids)
         rng = state.rng if sampling.seed is None else CounterRng(sampling.seed)

@@ -61,7 +61,6 @@ class TurnRecord:
     displaced: int = 0
     residency: float | None = None
     rotary_gap: int | None = None
-    forward_s: float = 0.0
     evict_s: float = 0.0
     renumber_s: float = 0.0
 
@@ -130,6 +129,29 @@ class Writer:
             row.append(written.staged, state.written, first, fresh_score)
         state.written += count
         record.evict_s += self.clock() - start
+        return written
+
+    def write_prompt(
+        self,
+        state: SessionState,
+        record: TurnRecord,
+        after_chunk: Callable[[], None] = lambda: None,
+    ) -> Flow[Written]:
+        """Write all tokens of ``state`` that have no KV yet, by the schedule rule, and measure at
+        the last.
+
+        Args:
+            after_chunk: is told of every chunk.
+
+        Returns:
+            What the last chunk made; its ``logits`` are those of the last token.
+        """
+        *chunks, last = cut(state.tokens[state.written :], state.policy.chunk)
+        for chunk in chunks:
+            yield from self.write(state, chunk, record)
+            after_chunk()
+        written = yield from self.write(state, last, record, measure=True)
+        after_chunk()
         return written
 
     def replay(

@@ -90,7 +90,7 @@ class ModelRunner:
     def load(
         cls, path: Path, device: str = "auto", dtype: torch.dtype | None = None
     ) -> ModelRunner:
-        """Load a folder of transformers' format and verify it (``verify``).
+        """Load a folder of transformers' format and verify it (``verified``).
 
         Args:
             device: "auto" (CUDA when there is one), "cpu", "cuda", "cuda:1", …

@@ -44,10 +44,7 @@ def score_flow(
     fork of it that lives in ``spare``."""
     prompt.fill_row(origin)
     record = TurnRecord()
-    chunks = cut(prompt.tokens[prompt.written :], prompt.policy.chunk)
-    for number, chunk in enumerate(chunks, start=1):
-        last = number == len(chunks)
-        written = yield from writer.write(prompt, chunk, record, measure=last)
+    written = yield from writer.write_prompt(prompt, record)
     opening = log_probabilities(written.logits[-1]).clone()
     scored = []
     for ids in continuations:

@@ -87,7 +87,6 @@ class TurnRequest:
     sampling: Sampling = field(default_factory=Sampling)
     plan: PlanUpdate = field(default_factory=PlanUpdate)
     request_id: str = ""
-    return_token_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)

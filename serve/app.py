@@ -13,7 +13,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
 from serve.config import ServeConfig
-from serve.engine_app import EngineReplica, available_cores
+from serve.engine_app import EngineReplica
 from serve.ingress import Ingress
 
 APP_NAME = "pace"
@@ -73,7 +73,7 @@ def build_app(config: ServeConfig, gpus: float | None = None) -> Any:
         config: the server's configuration.
         gpus: GPUs to reserve per engine; None: from the configuration.
     """
-    threads = config.engine.threads or available_cores()
+    threads = config.engine.thread_count
     common: dict[str, Any] = {
         "logging_config": QUIET,
         "graceful_shutdown_timeout_s": config.graceful_shutdown_s,

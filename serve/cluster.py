@@ -119,7 +119,7 @@ class LocalCluster:
             raise StartFailed(f"Ray could not start: {error}") from error
         self._processes.look()
         after_init()
-        progress(f"Loading {self._config.engine.served_name or self._config.engine.model}")
+        progress(f"Loading {self._config.engine.model_name}")
         try:
             ray_serve.start(http_options=app.http_options(self._config), logging_config=app.QUIET)
             application = app.build_app(self._config, self._gpus())

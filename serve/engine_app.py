@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,13 +27,6 @@ _QUICK_THREADS = 8
 _BLOCKING_THREADS = 4
 
 EngineFactory = Callable[[EngineConfig], Engine]
-
-
-def available_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def start_engine(config: EngineConfig) -> Engine:

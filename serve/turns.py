@@ -222,7 +222,6 @@ def _request(call: ChatCall, match: Match, namespace: str, request_id: str) -> T
         sampling=call.sampling,
         plan=call.plan,
         request_id=request_id,
-        return_token_ids=call.return_token_ids,
     )
 
 

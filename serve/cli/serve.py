@@ -64,8 +64,11 @@ def check(config: ServeConfig) -> ServeConfig:
     check_port(config.http.host, config.http.port)
     folder = resolve_model(config.engine.model)
     _check_policy(config, folder)
-    name = config.engine.served_name or config.engine.model.rstrip("/").rsplit("/", 1)[-1]
-    engine = {**config.engine.model_dump(), "model": str(folder), "served_name": name}
+    engine = {
+        **config.engine.model_dump(),
+        "model": str(folder),
+        "served_name": config.engine.model_name,
+    }
     return ServeConfig.model_validate({**config.model_dump(), "engine": engine})
 
 
