@@ -24,8 +24,9 @@ class Segment:
 
     A prefill chunk has ``staged`` views for its KV; a decode token (``staged`` None) is
     written into the row's first free slot. Writing twice gives the same bits, so a failed
-    forward can be repeated. ``scores`` ``[L, length + count]`` receives the attention each
-    candidate gets in this forward (DESIGN §3.4); the row's own scores are not touched.
+    forward can be repeated. ``scores`` ``[L, length + count]``, zeros at first, receives the
+    attention each candidate gets in this forward (DESIGN §3.4); the row's own scores are not
+    touched.
     """
 
     row: Row
@@ -39,13 +40,14 @@ class Segment:
 class PackedBatch:
     """All segments of one forward, and the rotary tables gathered for their tokens.
 
-    ``cos``, ``sin``: ``[T, r]``. ``query_block``: queries attended at once in prefill.
+    ``cos``, ``sin``: ``[T, r]``. ``future``: bool ``[q, q]``, true above the diagonal, for the q
+    queries attended at once in prefill.
     """
 
     segments: list[Segment]
     cos: Tensor
     sin: Tensor
-    query_block: int
+    future: Tensor
     scratch: Scratch
 
 
@@ -148,17 +150,15 @@ def _prefill(
     values = torch.cat((row.value[layer, :, :resident], v), dim=1)
     kv_heads, dim = keys.shape[0], keys.shape[2]
     group = q.shape[0] // kv_heads
-    scores = segment.scores[layer]
-    scores.zero_()
-    for start in range(0, n, batch.query_block):
-        end = min(start + batch.query_block, n)
+    scores, block = segment.scores[layer], batch.future.shape[0]
+    for start in range(0, n, block):
+        end = min(start + block, n)
         width, seen = end - start, resident + end
         queries = q[:, start:end].reshape(kv_heads, group * width, dim)
         weights = batch.scratch.view(q, (kv_heads, group * width, seen))
         _scaled_product(queries, keys[:, :seen], scaling, out=weights)
         own = weights.view(kv_heads, group, width, seen)[..., resident + start :]
-        future = torch.ones(width, width, dtype=torch.bool, device=q.device).triu_(1)
-        own.masked_fill_(future, float("-inf"))
+        own.masked_fill_(batch.future[:width, :width], float("-inf"))
         if weights.dtype == scores.dtype:
             torch.softmax(weights, dim=-1, out=weights)
         else:

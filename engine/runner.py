@@ -83,7 +83,8 @@ class ModelRunner:
         self.model_range = int(config.max_position_embeddings)
         self._tables: dict[tuple[RopeConfig, int], RotaryTable] = {}
         self._scratch = Scratch()
-        self._query_block = 128 if device.type == "cpu" else 1024
+        block = 128 if device.type == "cpu" else 1024
+        self._future = torch.ones(block, block, dtype=torch.bool, device=device).triu_(1)
         self._take_over()
 
     @classmethod
@@ -194,7 +195,7 @@ class ModelRunner:
             segments=segments,
             cos=torch.cat([cos for cos, _ in tables]),
             sin=torch.cat([sin for _, sin in tables]),
-            query_block=self._query_block,
+            future=self._future,
             scratch=self._scratch,
         )
         ids = torch.tensor([tokens], device=self.device)
