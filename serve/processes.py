@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 
 
 class OwnProcesses:
-    """Remembers descendants of this process, also those whose parent has died since.
+    """Remembers what this process starts from now on, with all its descendants, also those
+    whose parent has died since. Children there were before are somebody else's.
 
     psutil compares creation times, so a reused process id is never mistaken for ours.
     """
 
     def __init__(self) -> None:
+        self._before = frozenset(psutil.Process().children())
         self._seen: set[psutil.Process] = set()
 
     def look(self) -> None:
         """Add the descendants there are now."""
-        self._seen.update(psutil.Process().children(recursive=True))
+        for child in psutil.Process().children():
+            if child not in self._before:
+                self._seen.add(child)
+                with suppress(psutil.NoSuchProcess):
+                    self._seen.update(child.children(recursive=True))
 
     def alive(self) -> list[psutil.Process]:
         """Those still running."""

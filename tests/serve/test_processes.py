@@ -27,9 +27,9 @@ print(child.pid, flush=True)
 sys.stdin.readline()
 '''
 pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+own = OwnProcesses()
 parent = subprocess.Popen([sys.executable, "-c", code], **pipes)
 orphan = int(parent.stdout.readline())
-own = OwnProcesses()
 own.look()
 parent.stdin.close()  # ends it; the orphan still holds its output
 parent.wait(10)
@@ -44,18 +44,25 @@ assert not pid_exists(orphan)
 """
 
 NEVER_STARTED = """
+import subprocess, sys
+
+others = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 from serve.cluster import LocalCluster
 from serve.config import ServeConfig
 
 cluster = LocalCluster(ServeConfig())
 assert not cluster.alive()
 cluster.stop()
+assert others.poll() is None
+others.communicate(b"\\n", timeout=10)
+assert others.returncode == 0
 """
 
 
 @pytest.mark.parametrize("script", [ORPHAN, NEVER_STARTED], ids=["orphan", "never started"])
 def test_only_own_processes_are_ended(script: str) -> None:
-    """An orphan is still ours; a cluster that never started can be stopped."""
+    """An orphan is still ours; a cluster that never started can be stopped, and a child that was
+    there before it is left alone."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
