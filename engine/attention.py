@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.linear import batched_product
 from engine.rope import rotate
 from engine.row import Row, Staged
 
@@ -119,7 +120,7 @@ def _decode(
     row.value[layer, :, slot] = v
     keys, values = rotated[layer, :, : slot + 1], row.value[layer, :, : slot + 1]
     grouped = q.reshape(keys.shape[0], -1, q.shape[-1])
-    weights = _scaled_product(grouped, keys, scaling)
+    weights = torch.bmm(grouped * scaling, keys.transpose(1, 2))
     weights = torch.softmax(weights, dim=-1, dtype=segment.scores.dtype)
     segment.scores[layer] = weights.sum(dim=(0, 1))
     out.copy_(torch.bmm(weights.to(v.dtype), values).view(out.shape))
@@ -150,13 +151,14 @@ def _prefill(
     values = torch.cat((row.value[layer, :, :resident], v), dim=1)
     kv_heads, dim = keys.shape[0], keys.shape[2]
     group = q.shape[0] // kv_heads
+    q = q * scaling
     scores, block = segment.scores[layer], batch.future.shape[0]
     for start in range(0, n, block):
         end = min(start + block, n)
         width, seen = end - start, resident + end
         queries = q[:, start:end].reshape(kv_heads, group * width, dim)
         weights = batch.scratch.view(q, (kv_heads, group * width, seen))
-        _scaled_product(queries, keys[:, :seen], scaling, out=weights)
+        batched_product(queries, keys[:, :seen].transpose(1, 2), out=weights)
         own = weights.view(kv_heads, group, width, seen)[..., resident + start :]
         own.masked_fill_(batch.future[:width, :width], float("-inf"))
         if weights.dtype == scores.dtype:
@@ -164,15 +166,6 @@ def _prefill(
         else:
             weights = torch.softmax(weights, dim=-1, dtype=scores.dtype)
         scores[:seen] += weights.view(-1, seen).sum(dim=0)
-        mixed = torch.bmm(weights.to(v.dtype), values[:, :seen])
+        mixed = q.new_empty(kv_heads, group * width, dim)
+        batched_product(weights.to(v.dtype), values[:, :seen], out=mixed)
         out[start:end] = mixed.view(kv_heads * group, width, dim).transpose(0, 1)
-
-
-def _scaled_product(
-    queries: Tensor, keys: Tensor, scaling: float, out: Tensor | None = None
-) -> Tensor:
-    """``scaling`` · queries keysᵀ, ``[H, Q, D]`` × ``[H, K, D]`` → ``[H, Q, K]``."""
-    if out is None:
-        out = queries.new_empty(queries.shape[0], queries.shape[1], keys.shape[1])
-    # beta = 0: the contents of ``out`` are ignored
-    return torch.baddbmm(out, queries, keys.transpose(1, 2), beta=0, alpha=scaling, out=out)

@@ -16,6 +16,7 @@ from engine.chat import ChatFormat, stop_ids
 from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
 from engine.flow import Flow, Writer
+from engine.linear import set_threads
 from engine.pool import KVPool, default_pool_bytes
 from engine.report import describe, pace_info, summarize, turn_event
 from engine.runner import ModelRunner
@@ -87,7 +88,7 @@ class KVEngine:
         """Load the model named in ``config`` and the shipped policies (unless given)."""
         path = resolve_model(config.model)
         profile = config.profile or load_profile(path)
-        torch.set_num_threads(config.thread_count)
+        set_threads(config.thread_count)
         name = profile.dtype if config.dtype == "auto" else config.dtype
         runner = ModelRunner.load(path, config.device, getattr(torch, name) if name else None)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)

@@ -39,6 +39,7 @@ _ENGINE_ENV = {
     "MALLOC_TOP_PAD_": "67108864",
     # waiting threads sleep: beside other busy processes, spinning costs several times the work
     "OMP_WAIT_POLICY": "PASSIVE",
+    "OPENBLAS_THREAD_TIMEOUT": "4",
 }
 
 

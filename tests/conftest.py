@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # waiting threads sleep: on a shared machine spinning costs several times the work itself
     "OMP_WAIT_POLICY": "PASSIVE",
+    "OPENBLAS_THREAD_TIMEOUT": "4",
 }
 REMOVED = ("RAY_ADDRESS", "HF_ENDPOINT", "HF_TOKEN", "PACE_API_KEYS_FILE", "OPENAI_API_KEY")
 
