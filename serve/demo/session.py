@@ -17,7 +17,7 @@ from serve.demo.filler import estimate_tokens, slices
 
 SYSTEM = "You are a helpful assistant. Answer every question in one short sentence."
 FILLER_ANSWER_TOKENS = 8
-FACT_ANSWER_TOKENS = 12
+FACT_ANSWER_TOKENS = 10
 
 _FILLER_TOKENS = 1450
 # The chat template's own tokens around a message and its answer, and a filler's answer.
