@@ -120,7 +120,8 @@ def _decode(
     row.value[layer, :, slot] = v
     keys, values = rotated[layer, :, : slot + 1], row.value[layer, :, : slot + 1]
     grouped = q.reshape(keys.shape[0], -1, q.shape[-1])
-    weights = torch.bmm(grouped * scaling, keys.transpose(1, 2))
+    weights = grouped.new_empty(grouped.shape[0], grouped.shape[1], slot + 1)
+    torch.baddbmm(weights, grouped, keys.transpose(1, 2), beta=0, alpha=scaling, out=weights)
     weights = torch.softmax(weights, dim=-1, dtype=segment.scores.dtype)
     segment.scores[layer] = weights.sum(dim=(0, 1))
     out.copy_(torch.bmm(weights.to(v.dtype), values).view(out.shape))
@@ -151,14 +152,13 @@ def _prefill(
     values = torch.cat((row.value[layer, :, :resident], v), dim=1)
     kv_heads, dim = keys.shape[0], keys.shape[2]
     group = q.shape[0] // kv_heads
-    q = q * scaling
     scores, block = segment.scores[layer], batch.future.shape[0]
     for start in range(0, n, block):
         end = min(start + block, n)
         width, seen = end - start, resident + end
         queries = q[:, start:end].reshape(kv_heads, group * width, dim)
         weights = batch.scratch.view(q, (kv_heads, group * width, seen))
-        batched_product(queries, keys[:, :seen].transpose(1, 2), out=weights)
+        batched_product(queries, keys[:, :seen].transpose(1, 2), weights, scaling)
         own = weights.view(kv_heads, group, width, seen)[..., resident + start :]
         own.masked_fill_(batch.future[:width, :width], float("-inf"))
         if weights.dtype == scores.dtype:
@@ -167,5 +167,5 @@ def _prefill(
             weights = torch.softmax(weights, dim=-1, dtype=scores.dtype)
         scores[:seen] += weights.view(-1, seen).sum(dim=0)
         mixed = q.new_empty(kv_heads, group * width, dim)
-        batched_product(weights.to(v.dtype), values[:, :seen], out=mixed)
+        batched_product(weights.to(v.dtype), values[:, :seen], mixed)
         out[start:end] = mixed.view(kv_heads * group, width, dim).transpose(0, 1)

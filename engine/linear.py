@@ -68,12 +68,14 @@ def replace_linears(model: nn.Module) -> int:
     return len(places)
 
 
-def batched_product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """``out`` = a b for every head: ``[H, n, k]`` × ``[H, k, m]`` → ``[H, n, m]``.
+def batched_product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
+    """``out`` = ``scale`` · a b for every head: ``[H, n, k]`` × ``[H, k, m]`` → ``[H, n, m]``.
 
     ``a`` and ``out`` are contiguous; ``b`` may be a transposed view.
     """
     if out.device.type == "cpu" and out.dtype == torch.float32:
-        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+        scaled = a if scale == 1.0 else a * scale
+        np.matmul(scaled.numpy(), b.numpy(), out=out.numpy())
     else:
-        torch.bmm(a, b, out=out)
+        # beta = 0: the contents of ``out`` are ignored
+        torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)

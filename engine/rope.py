@@ -47,8 +47,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     dims = cos.shape[-1]
     part = x[..., :dims].to(cos.dtype)
     half = dims // 2
-    turned = torch.cat((-part[..., half:], part[..., :half]), dim=-1)
-    out = ((part * cos) + (turned * sin)).to(x.dtype)
+    turned = part * cos
+    turned[..., :half] -= part[..., half:] * sin[..., :half]
+    turned[..., half:] += part[..., :half] * sin[..., half:]
+    out = turned.to(x.dtype)
     return out if dims == x.shape[-1] else torch.cat((out, x[..., dims:]), dim=-1)
 
 

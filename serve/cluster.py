@@ -21,6 +21,7 @@ from typing import Any
 from engine.errors import PaceError
 from engine.home import lock, pace_home, write_atomic
 from serve.config import MIB, ServeConfig
+from serve.keys import KEYS_FILE_VARIABLE, keys_file
 from serve.processes import OwnProcesses, pid_exists
 from serve.start_errors import find_start_error
 
@@ -38,9 +39,11 @@ class StartFailed(PaceError):
 
 def ray_environment(config: ServeConfig) -> dict[str, str]:
     """Environment variables Ray and its workers must see, set before Ray is imported."""
+    keys = keys_file()
     return {
         # Absolute: workers run in another folder.
         "PACE_HOME": str(pace_home()),
+        KEYS_FILE_VARIABLE: "" if keys is None else str(keys),
         "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from engine.config import EngineConfig, Frozen, config_dir, config_error, load_yaml
+from engine.errors import ConfigError
+from serve.keys import KEYS_FILE_VARIABLE, keys_file
 
 MIB = 1024 * 1024
 # Ray refuses a smaller object store.
@@ -20,20 +22,11 @@ MIN_OBJECT_STORE_BYTES = 75 * MIB
 
 
 class HttpConfig(Frozen):
-    """Where the server listens. Without API keys only a loopback address is allowed."""
+    """Where the server listens. Without API keys only a loopback address is allowed
+    (``load_serve_config`` refuses others)."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
-
-    @field_validator("host")
-    @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        if not is_loopback(host):
-            raise ValueError(
-                "must be a loopback address (127.0.0.1, ::1 or localhost): the server has no "
-                "API keys yet, so anyone who reaches it could read every session"
-            )
-        return host
 
 
 class ReplicaConfig(Frozen):
@@ -88,13 +81,27 @@ def load_serve_config(
     Raises:
         ConfigError: naming file, key, value and rule.
     """
-    config = load_yaml(path or config_dir() / "serve.yaml", ServeConfig)
+    source = path or config_dir() / "serve.yaml"
+    config = load_yaml(source, ServeConfig)
+    _check_host(config.http, str(source))
     if not overrides:
         return config
     data = config.model_dump()
     for section, values in overrides.items():
         data[section] = {**data[section], **values}
     try:
-        return ServeConfig.model_validate(data)
+        config = ServeConfig.model_validate(data)
     except ValidationError as error:
         raise config_error(error, "command line") from error
+    _check_host(config.http, "command line")
+    return config
+
+
+def _check_host(http: HttpConfig, source: str) -> None:
+    if not is_loopback(http.host) and keys_file() is None:
+        raise ConfigError(
+            f"{source}: http.host: must be a loopback address (127.0.0.1, ::1 or localhost), not "
+            f"{http.host!r}: without API keys anyone who reaches the server could read every "
+            f"session; name a file of keys in {KEYS_FILE_VARIABLE} to listen elsewhere",
+            param="http.host",
+        )

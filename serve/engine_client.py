@@ -30,7 +30,7 @@ class EngineClient(Protocol):
 
     async def score(self, request: ScoreRequest) -> ScoreResult: ...
 
-    async def sessions(self, namespace: str) -> list[dict[str, Any]]: ...
+    async def sessions(self, namespace: str | None) -> list[dict[str, Any]]: ...
 
     async def session(self, namespace: str, session_id: str) -> dict[str, Any]: ...
 
@@ -88,7 +88,7 @@ class HandleClient:
         result: ScoreResult = await self._call("score", request)
         return result
 
-    async def sessions(self, namespace: str) -> list[dict[str, Any]]:
+    async def sessions(self, namespace: str | None) -> list[dict[str, Any]]:
         """``Engine.sessions``."""
         found: list[dict[str, Any]] = await self._call("sessions", namespace)
         return found

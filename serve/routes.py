@@ -24,22 +24,20 @@ from starlette.exceptions import HTTPException
 from engine.errors import InvalidRequest, PaceError
 from engine.transcript import chain_digests
 from serve import logs
+from serve.auth import KeyGate, asked_namespace, caller_of
 from serve.calls import EngineInfo
 from serve.config import LimitsConfig
 from serve.engine_client import EngineClient
+from serve.keys import ApiKeys
 from serve.metrics import METRICS_CONTENT_TYPE, render_metrics
+from serve.responses import error_response, http_error
 from serve.turns import Turn
 from serve.wire.answer import AnswerHead
 from serve.wire.chat import ChatCall, parse_chat
 from serve.wire.errors import (
     BodyTooLarge,
-    MethodNotAllowed,
     ModelNotFound,
-    RouteNotFound,
     as_pace_error,
-    error_envelope,
-    error_headers,
-    error_kind,
 )
 from serve.wire.plan import check_session_id
 from serve.wire.score import parse_score, score_answer
@@ -80,7 +78,7 @@ class Routes:
             self._client,
             call,
             digests,
-            self._namespace(request),
+            caller_of(request).name,
             logs.printable(request.headers.get("x-request-id") or uuid.uuid4().hex),
             head,
             self._logger,
@@ -117,26 +115,30 @@ class Routes:
         return Response(text, media_type=METRICS_CONTENT_TYPE)
 
     async def sessions(self, request: Request) -> Response:
-        """``GET /v1/sessions``: the sessions of the caller's namespace."""
-        found = await self._client.sessions(self._namespace(request))
+        """``GET /v1/sessions``: the sessions of the caller's namespace; for an admin, all."""
+        caller, asked = caller_of(request), asked_namespace(request)
+        everything = caller.admin and asked is None
+        found = await self._client.sessions(None if everything else asked or caller.name)
         return JSONResponse({"object": "list", "data": found})
 
     async def session(self, request: Request) -> Response:
         """``GET /v1/sessions/{id}``."""
-        found = await self._client.session(self._namespace(request), _session_id(request))
+        session_id = _session_id(request)
+        found = await self._client.session(await self._namespace(request, session_id), session_id)
         return JSONResponse(found)
 
     async def delete_session(self, request: Request) -> Response:
         """``DELETE /v1/sessions/{id}``: forget it and free its memory."""
         session_id = _session_id(request)
-        await self._client.delete(self._namespace(request), session_id)
+        await self._client.delete(await self._namespace(request, session_id), session_id)
         return JSONResponse({"id": session_id, "object": "session.deleted", "deleted": True})
 
     async def session_events(self, request: Request) -> Response:
         """``GET /v1/sessions/{id}/events?since=``: ledger entries after ``since``."""
         session_id = _session_id(request)
         since = _since(request.query_params.get("since", "0"))
-        found = await self._client.events(self._namespace(request), session_id, since)
+        namespace = await self._namespace(request, session_id)
+        found = await self._client.events(namespace, session_id, since)
         return JSONResponse(
             {
                 "object": "list",
@@ -153,7 +155,7 @@ class Routes:
         score, model = parse_score(
             body,
             session_id=session_id,
-            namespace=self._namespace(request),
+            namespace=await self._namespace(request, session_id),
             max_messages=self._limits.messages,
         )
         if model is not None:
@@ -175,9 +177,25 @@ class Routes:
 
         return guard
 
-    def _namespace(self, request: Request) -> str:
-        """Sessions belong to the API key's name; without keys there is one namespace."""
-        return ""
+    async def _namespace(self, request: Request, session_id: str) -> str:
+        """Whose session of this id is meant: the caller's, or for an admin the only one.
+
+        Raises:
+            PermissionDenied: see ``asked_namespace``.
+            InvalidRequest: an admin means one of several.
+        """
+        caller, asked = caller_of(request), asked_namespace(request)
+        if asked is not None or not caller.admin:
+            return caller.name if asked is None else asked
+        every = await self._client.sessions(None)
+        owners = {found["namespace"] for found in every if found["session_id"] == session_id}
+        if len(owners) > 1:
+            raise InvalidRequest(
+                f"Several keys have a session '{session_id}': {', '.join(sorted(owners))}. Say "
+                "whose with ?namespace=.",
+                param="namespace",
+            )
+        return min(owners, default=caller.name)
 
     def _parse_chat(self, raw: bytes, header: str | None) -> tuple[ChatCall, list[bytes]]:
         """The call and the digests of its messages: the one linear pass over a transcript."""
@@ -199,8 +217,13 @@ class Routes:
         return bytes(body)
 
 
-def create_app(client: EngineClient, limits: LimitsConfig, logger: logging.Logger) -> FastAPI:
-    """The ASGI application."""
+def create_app(
+    client: EngineClient,
+    limits: LimitsConfig,
+    logger: logging.Logger,
+    keys: ApiKeys | None = None,
+) -> FastAPI:
+    """The ASGI application. ``keys`` None: everybody may use it."""
     routes = Routes(client, limits, logger)
     app = FastAPI(title="PACE", openapi_url=None, redirect_slashes=False)
     session = "/v1/sessions/{session_id}"
@@ -218,25 +241,9 @@ def create_app(client: EngineClient, limits: LimitsConfig, logger: logging.Logge
     ]
     for method, path, endpoint in table:
         app.add_route(path, routes.guarded(endpoint), methods=[method])
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_middleware(KeyGate, keys=keys)
     return app
-
-
-def error_response(error: PaceError) -> JSONResponse:
-    """The envelope with its status and headers."""
-    return JSONResponse(
-        error_envelope(error), status_code=error_kind(error).status, headers=error_headers(error)
-    )
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    path = request.url.path
-    if status == 405:
-        return error_response(MethodNotAllowed(f"{request.method} is not allowed on {path}."))
-    if status == 404:
-        return error_response(RouteNotFound(f"There is no {path} here."))
-    return error_response(InvalidRequest(f"HTTP error {status}."))
 
 
 async def _aside(function: Callable[[], Any], size: int) -> Any:

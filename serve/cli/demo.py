@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from engine.config import EngineConfig
+from serve.demo.filler import token_counter
 from serve.demo.own_server import own_server
 from serve.demo.play import Progress, play
 from serve.demo.results import SessionResult, summarize, to_json
@@ -35,6 +37,12 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 
 @click.command()
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option(
+    "--api-key",
+    envvar="PACE_API_KEY",
+    show_envvar=True,
+    help="A key of the server, if it has keys.",
+)
 @click.option("--serve", "serve_own", is_flag=True, help="Start a server for the demo only.")
 @click.option(
     "--seeds", default="1,2,3", show_default=True, callback=_numbers, help="One transcript each."
@@ -53,6 +61,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 @click.option("--keep", is_flag=True, help="Leave the sessions on the server.")
 def demo(
     url: str,
+    api_key: str | None,
     serve_own: bool,
     seeds: tuple[int, ...],
     tokens: int,
@@ -72,7 +81,16 @@ def demo(
         began = time.monotonic()
         with _progress(console) as progress:
             results = asyncio.run(
-                play(address, seeds, tokens, policies, keep=keep, progress=progress)
+                play(
+                    address,
+                    seeds,
+                    tokens,
+                    policies,
+                    count=token_counter(EngineConfig().model),
+                    key=api_key,
+                    keep=keep,
+                    progress=progress,
+                )
             )
         seconds = time.monotonic() - began
     _print(results, tokens, seconds, as_json, keep)

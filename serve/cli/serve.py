@@ -20,13 +20,14 @@ from engine.errors import ConfigError
 from serve.cluster import LocalCluster, StartFailed
 from serve.config import ServeConfig, load_serve_config
 from serve.held_output import HeldOutput
+from serve.keys import keys_file, load_keys
 from serve.stop_signals import StopRequested, StopSignals
 
 _WATCH_S = 1.0
 
 
 @click.command()
-@click.option("--host", help="Address to listen on; loopback only.")
+@click.option("--host", help="Address to listen on; without API keys loopback only.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option(
     "--config",
@@ -58,10 +59,14 @@ def check(config: ServeConfig) -> ServeConfig:
         The configuration with the model's folder and served name filled in.
 
     Raises:
-        ConfigError: the port is taken, or the default policy does not fit the model.
+        ConfigError: the port is taken, the file of API keys is bad, or the default policy does
+            not fit the model.
         ModelError: the model is not there.
     """
     check_port(config.http.host, config.http.port)
+    path = keys_file()
+    if path is not None:
+        load_keys(path)
     folder = resolve_model(config.engine.model)
     _check_policy(config, folder)
     engine = {

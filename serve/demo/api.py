@@ -34,17 +34,20 @@ class DemoFailed(PaceError):
 class Api:
     """One server. Use it as an async context manager."""
 
-    def __init__(self, url: str) -> None:
-        """``url``: the server's address, without ``/v1``. Raises DemoFailed when it is none."""
+    def __init__(self, url: str, key: str | None = None) -> None:
+        """``url``: the server's address, without ``/v1``; ``key``: an API key, if it has keys.
+        Raises DemoFailed when it is no address."""
         self.url = url.rstrip("/")
         if not _is_address(self.url):
             raise DemoFailed(f"{url!r} is not an address such as http://127.0.0.1:8000")
         self._http = httpx.AsyncClient(
-            base_url=f"{self.url}/v1", timeout=httpx.Timeout(_TURN_S, connect=_CONNECT_S)
+            base_url=f"{self.url}/v1",
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(_TURN_S, connect=_CONNECT_S),
         )
         # Not retried: a turn that was cut off may have been committed, and would come twice.
         self._openai = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=_TURN_S
+            base_url=f"{self.url}/v1", api_key=key or "none", max_retries=0, timeout=_TURN_S
         )
 
     async def __aenter__(self) -> Self:

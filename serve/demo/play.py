@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from serve.demo.api import Api, DemoFailed
+from serve.demo.filler import Count, estimate_tokens
 from serve.demo.results import AskedFact, FillerTurn, SessionResult, value_logprob
 from serve.demo.session import (
     FACT_ANSWER_TOKENS,
@@ -27,6 +28,8 @@ async def play(
     tokens: int,
     policies: Sequence[str],
     *,
+    count: Count = estimate_tokens,
+    key: str | None = None,
     keep: bool = False,
     progress: Progress | None = None,
 ) -> list[SessionResult]:
@@ -37,6 +40,8 @@ async def play(
         seeds: one transcript each.
         tokens: length of each session; see ``make_transcript``.
         policies: names of presets.
+        count: how to count tokens.
+        key: an API key, if the server has keys.
         keep: leave the sessions on the server; otherwise they are deleted, whatever happens.
         progress: is told how far each session is.
 
@@ -47,11 +52,11 @@ async def play(
         DemoFailed: no PACE server answers, or a turn failed; the other sessions are given up.
     """
     try:
-        transcripts = [make_transcript(seed, tokens) for seed in seeds]
+        transcripts = [make_transcript(seed, tokens, count) for seed in seeds]
     except ValueError as error:
         raise DemoFailed(str(error)) from error
     run = uuid.uuid4().hex[:8]
-    async with Api(url) as api:
+    async with Api(url, key) as api:
         await api.check()
         players = [
             _Player(api, transcript, policy, run, progress or _quiet)

@@ -2,18 +2,20 @@
 
 Steps (user messages, from 1): one states each fact, then each filler step pastes code, then
 one asks for each fact. The plan names, for every asking step, the step that stated its fact.
-The transcript depends on the seed and the Python only; every policy gets the same one.
+The transcript depends on the seed, the Python and the count of tokens only; every policy gets
+the same one.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from serve.demo.filler import estimate_tokens, slices
+from serve.demo.filler import Count, estimate_tokens, slices
 
 SYSTEM = "You are a helpful assistant. Answer every question in one short sentence."
 FILLER_ANSWER_TOKENS = 8
@@ -118,11 +120,11 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def make_transcript(seed: int, tokens: int) -> Transcript:
-    """The session of ``seed``, at least ``tokens`` tokens long by ``estimate_tokens``.
+def make_transcript(seed: int, tokens: int, count: Count = estimate_tokens) -> Transcript:
+    """The session of ``seed``, at least ``tokens`` tokens long by ``count``.
 
-    The estimate suits the embedded model; a tokenizer with a larger vocabulary makes fewer
-    tokens of the same text.
+    The default, an estimate, suits the embedded model; a tokenizer with a larger vocabulary
+    makes fewer tokens of the same text.
 
     Raises:
         ValueError: the standard library does not hold that much code.
@@ -131,15 +133,13 @@ def make_transcript(seed: int, tokens: int) -> Transcript:
     facts = [Fact(key, rng.choice(words.split())) for key, words in _WORDS.items()]
     facts += [Fact(key, str(rng.choice(numbers))) for key, numbers in _NUMBERS.items()]
     rng.shuffle(facts)
-    talk = sum(
-        estimate_tokens(3 * fact.statement + 2 * fact.question) + 2 * _TURN_OVERHEAD
-        for fact in facts
-    )
+    talk = sum(count(3 * fact.statement + 2 * fact.question) + 2 * _TURN_OVERHEAD for fact in facts)
     wanted = max(0, tokens - talk)
-    count = max(_LEAST_FILLERS, round(wanted / _FILLER_TOKENS))
-    size = -(-wanted // count)
-    fillers = tuple(_filler(*found) for found in islice(slices(seed, size), count))
-    if len(fillers) < count:
+    number = max(_LEAST_FILLERS, round(wanted / _FILLER_TOKENS))
+    size = math.ceil(wanted / number - count(_filler("name.py", "")))
+    found = islice(slices(seed, size, count=count), number)
+    fillers = tuple(_filler(*piece) for piece in found)
+    if len(fillers) < number:
         raise ValueError(f"the standard library has no {tokens} tokens of code to paste")
     return Transcript(seed, tuple(facts), fillers)
 

@@ -43,6 +43,18 @@ class BodyTooLarge(InvalidRequest):
     code = "request_too_large"
 
 
+class WrongApiKey(InvalidRequest):
+    """The request brings none of the server's API keys."""
+
+    code = "invalid_api_key"
+
+
+class PermissionDenied(InvalidRequest):
+    """The key does not allow this."""
+
+    code = "permission_denied"
+
+
 class EngineUnavailable(EngineFailure):
     """No engine replica answers now; a retry may succeed."""
 
@@ -63,6 +75,8 @@ _INVALID = "invalid_request_error"
 # The most specific class listed here wins, by the exception's method resolution order.
 ERROR_KINDS: dict[type[PaceError], ErrorKind] = {
     InvalidRequest: ErrorKind(400, _INVALID),
+    WrongApiKey: ErrorKind(401, _INVALID),
+    PermissionDenied: ErrorKind(403, _INVALID),
     ModelNotFound: ErrorKind(404, _INVALID),
     RouteNotFound: ErrorKind(404, _INVALID),
     SessionNotFound: ErrorKind(404, _INVALID),

@@ -45,7 +45,7 @@ def test_batched_product_equals_the_product_in_float64(dtype: torch.dtype) -> No
     torch.manual_seed(0)
     a, keys = torch.randn(3, 7, 8, dtype=dtype), torch.randn(3, 20, 8, dtype=dtype)
     out = torch.empty(3, 7, 11, dtype=dtype)
-    batched_product(a, keys[:, :11].transpose(1, 2), out)
-    expected = torch.einsum("hqd,hkd->hqk", a.double(), keys[:, :11].double())
+    batched_product(a, keys[:, :11].transpose(1, 2), out, 0.3)
+    expected = 0.3 * torch.einsum("hqd,hkd->hqk", a.double(), keys[:, :11].double())
     bound = 0.05 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(out.double(), expected, atol=bound, rtol=bound)
