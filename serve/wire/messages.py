@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -15,7 +16,7 @@ _PART_EXTRAS = frozenset({"annotations", "cache_control", "citations", "id", "in
 
 
 class WireFunction(Wire):
-    """The function an assistant called; ``arguments`` is JSON text, kept as written."""
+    """The function an assistant called; ``arguments`` is JSON text."""
 
     name: str
     arguments: str
@@ -75,7 +76,10 @@ class WireMessage(Wire):
             {
                 "id": call.id,
                 "type": call.type,
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": canonical_arguments(call.function.arguments),
+                },
             }
             for call in self.tool_calls or ()
         ]
@@ -86,6 +90,19 @@ class WireMessage(Wire):
             tool_call_id=self.tool_call_id,
             tool_calls=canonical_json(calls) if calls else None,
         )
+
+
+def canonical_arguments(text: str) -> str:
+    """JSON text with sorted keys, spaced as models write it; what is no JSON stays as it is.
+
+    Clients write a call's arguments again from a parsed object, in another order or spacing: it
+    is the same call.
+    """
+    try:
+        value = json.loads(text)
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):  # also NaN and Infinity, which are no JSON
+        return text
 
 
 def _part_text(index: int, part: object) -> str:

@@ -5,7 +5,10 @@ alternation, so that every ratio is taken within one run on one machine. Costs a
 seconds (``--clock wall`` for wall time): on a shared machine wall time measures the neighbours.
 
 Prints JSON:
-    late_over_early: cost per new token, last tenth ÷ first tenth after the budget filled (pace)
+    late_over_early: cost per new token (pace) in the last tenth ÷ that of a session whose budget
+        has just filled, fed the same text at the same moment; median
+    early_over_early: the same in the first tenth, where it must be 1: the error of the method
+    raw_late_over_early: last tenth ÷ first tenth, with whatever the machine did in between
     pace_over_h2o: the same cost, pace ÷ h2o, median over pairs of turns
     memory_growth: resident memory at the end ÷ right after the budget filled, minus 1
     decode_speedup_8: aggregate decode rate of 8 sessions ÷ one, median over interleaved rounds
@@ -31,6 +34,7 @@ from engine.types import Message, Sampling, TurnDone, TurnRequest
 
 ARMS = ("pace", "h2o-long")
 ANSWER_TOKENS = 8
+YOUNG_TURNS = 6
 
 
 def filler(characters: int) -> Iterator[str]:
@@ -60,27 +64,63 @@ def turn(engine: KVEngine, session: str, policy: str, text: str, tokens: int) ->
     return done
 
 
+class Young:
+    """Sessions that never grow old: the control for the cost of a long one.
+
+    Fed the same text at the same moment as the long session, so that neither the text nor the
+    neighbours of a shared machine count.
+    """
+
+    def __init__(self, engine: KVEngine, measure: Callable[[str, str, str], float | None]) -> None:
+        self._engine = engine
+        self._measure = measure
+        self._turns = 0
+
+    def cost(self, text: str) -> float | None:
+        """Cost of a turn right after the budget filled; None for the turn that fills it."""
+        if self._turns == YOUNG_TURNS:
+            self._engine.delete("", "young")
+            self._turns = 0
+        self._turns += 1
+        found = self._measure("young", "pace", text)
+        return None if self._turns == 1 else found
+
+
 def long_session(engine: KVEngine, tokens: int, clock: Callable[[], float]) -> dict[str, float]:
     """Feed both arms until each holds ``tokens``; see the module's text for the figures."""
-    costs: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    memory: list[int] = []
     reached = 0
-    for text in filler(4000):
+
+    def measure(session: str, policy: str, text: str) -> float | None:
+        """Seconds per new token of a turn; None before the budget is full."""
+        nonlocal reached
+        start = clock()
+        done = turn(engine, session, policy, f"Read this:\n{text}", ANSWER_TOKENS)
+        spent = clock() - start
+        reached = max(reached, done.usage.prompt_tokens)
+        new = done.usage.prompt_tokens - done.usage.cached_tokens + ANSWER_TOKENS
+        return spent / new if done.pace.evicted else None
+
+    young = Young(engine, measure)
+    pace: list[float] = []
+    over_h2o: list[float] = []
+    over_young: dict[str, list[float]] = {"first": [], "last": []}
+    memory: list[int] = []
+    for number, text in enumerate(filler(4000)):
         # the arm that goes first alternates too
-        for arm in ARMS if len(memory) % 2 == 0 else ARMS[::-1]:
-            start = clock()
-            done = turn(engine, arm, arm, f"Read this:\n{text}", ANSWER_TOKENS)
-            new = done.usage.prompt_tokens - done.usage.cached_tokens + ANSWER_TOKENS
-            if done.pace.evicted:
-                costs[arm].append((clock() - start) / new)
-        if len(costs["pace"]) == len(costs["h2o-long"]) > 0:
+        order = ARMS if number % 2 == 0 else ARMS[::-1]
+        costs = {arm: measure(arm, arm, text) for arm in order}
+        ours, theirs = costs["pace"], costs["h2o-long"]
+        place = "first" if reached < tokens / 10 else "last" if reached > 0.9 * tokens else None
+        control = young.cost(text) if place else None
+        if ours and theirs:
+            pace.append(ours)
+            over_h2o.append(ours / theirs)
             memory.append(resident_bytes())
-        reached = done.usage.prompt_tokens
-        report(f"\r{reached} of {tokens} tokens, {1000 * costs['pace'][-1]:.2f} ms/token "
-               if costs["pace"] else f"\r{reached} of {tokens} tokens ")  # fmt: skip
+            if place and control:
+                over_young[place].append(ours / control)
+            report(f"\r{reached} of {tokens} tokens, {1000 * ours:.2f} ms/token ")
         if reached >= tokens:
             break
-    pace, h2o = costs["pace"], costs["h2o-long"]
     tenth = max(1, len(pace) // 10)
     early, late = pace[:tenth], pace[-tenth:]
     # the first pairs still warm up allocator and page cache
@@ -90,9 +130,10 @@ def long_session(engine: KVEngine, tokens: int, clock: Callable[[], float]) -> d
         "turns": len(pace),
         "ms_per_token_first_tenth": 1000 * statistics.mean(early),
         "ms_per_token_last_tenth": 1000 * statistics.mean(late),
-        "late_over_early": statistics.mean(late) / statistics.mean(early),
-        "late_over_early_median": statistics.median(late) / statistics.median(early),
-        "pace_over_h2o": statistics.median(p / h for p, h in zip(pace, h2o, strict=True)),
+        "raw_late_over_early": statistics.mean(late) / statistics.mean(early),
+        "late_over_early": statistics.median(over_young["last"]),
+        "early_over_early": statistics.median(over_young["first"]),
+        "pace_over_h2o": statistics.median(over_h2o),
         "memory_growth": memory[-1] / settled - 1,
     }
 

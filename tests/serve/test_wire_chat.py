@@ -220,6 +220,27 @@ def test_tool_calls_are_canonical() -> None:
     assert list(chain_digests([one])) == list(chain_digests([two]))
 
 
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ('{"b": 1, "a": {"d": [2, 1], "c": null}}', '{"a": {"c": null, "d": [2, 1]}, "b": 1}'),
+        ('{"a":{"d":[2,1],"c":null},"b":1}', '{"a": {"c": null, "d": [2, 1]}, "b": 1}'),
+        ('\n{ "caf\\u00e9" : true }', '{"café": true}'),
+        ("", ""),
+        ("{'a': 1}", "{'a': 1}"),
+        ('{"a": 1', '{"a": 1'),
+        ('{"a": NaN}', '{"a": NaN}'),
+        ('{"a": 1e999}', '{"a": 1e999}'),
+        ("1" * 5000, "1" * 5000),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_tool_arguments_are_the_same_in_any_order_and_spacing(written: str, canonical: str) -> None:
+    function = {"name": "f", "arguments": written}
+    sent = message(role="assistant", tool_calls=[{"id": "c", "function": function}])
+    assert json.loads(sent.tool_calls or "")[0]["function"]["arguments"] == canonical
+
+
 def test_tool_result() -> None:
     assert message(role="tool", content="42", tool_call_id="c") == Message(
         "tool", "42", tool_call_id="c"
