@@ -35,6 +35,7 @@ from engine.types import Message, Sampling, TurnDone, TurnRequest
 ARMS = ("pace", "h2o-long")
 ANSWER_TOKENS = 8
 YOUNG_TURNS = 6
+LEAST_FIRST = 6000  # tokens by which every budget is full and some turns were measured
 
 
 def filler(characters: int) -> Iterator[str]:
@@ -110,7 +111,8 @@ def long_session(engine: KVEngine, tokens: int, clock: Callable[[], float]) -> d
         order = ARMS if number % 2 == 0 else ARMS[::-1]
         costs = {arm: measure(arm, arm, text) for arm in order}
         ours, theirs = costs["pace"], costs["h2o-long"]
-        place = "first" if reached < tokens / 10 else "last" if reached > 0.9 * tokens else None
+        is_first = reached < max(tokens / 10, LEAST_FIRST)
+        place = "first" if is_first else "last" if reached > 0.9 * tokens else None
         control = young.cost(text) if place else None
         if ours and theirs:
             pace.append(ours)
@@ -175,7 +177,13 @@ def report(text: str) -> None:
 
 
 @click.command()
-@click.option("--tokens", default=100_000, show_default=True, help="Session length.")
+@click.option(
+    "--tokens",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(min=9000),
+    help="Session length.",
+)
 @click.option("--rounds", default=5, show_default=True, help="Interleaved decode rounds.")
 @click.option("--decode", default=48, show_default=True, help="Tokens decoded per round.")
 @click.option("--model", default="smollm2-135m", show_default=True)
