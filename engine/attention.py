@@ -120,6 +120,7 @@ def _decode(
     row.value[layer, :, slot] = v
     keys, values = rotated[layer, :, : slot + 1], row.value[layer, :, : slot + 1]
     grouped = q.reshape(keys.shape[0], -1, q.shape[-1])
+    # for so few queries torch's product is the faster one on CPUs too
     weights = grouped.new_empty(grouped.shape[0], grouped.shape[1], slot + 1)
     torch.baddbmm(weights, grouped, keys.transpose(1, 2), beta=0, alpha=scaling, out=weights)
     weights = torch.softmax(weights, dim=-1, dtype=segment.scores.dtype)

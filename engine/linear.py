@@ -1,7 +1,7 @@
 """Matrix products of a CPU model in float32, by numpy's BLAS.
 
 On the CPUs measured, the OpenBLAS that numpy brings multiplies faster than torch's own library:
-by 5–60 % at 512 tokens, about 3 times at one token (docs/decisions/0005). numpy works on the
+by 5–60 % at 512 tokens, about 3 times at one token (docs/decisions/0007). numpy works on the
 tensors' own memory, so nothing is copied.
 """
 

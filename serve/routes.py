@@ -185,8 +185,10 @@ class Routes:
             InvalidRequest: an admin means one of several.
         """
         caller, asked = caller_of(request), asked_namespace(request)
-        if asked is not None or not caller.admin:
-            return caller.name if asked is None else asked
+        if asked is not None:
+            return asked
+        if not caller.admin:
+            return caller.name
         every = await self._client.sessions(None)
         owners = {found["namespace"] for found in every if found["session_id"] == session_id}
         if len(owners) > 1:

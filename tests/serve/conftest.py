@@ -17,7 +17,7 @@ from serve.engine_client import HandleClient
 from serve.routes import create_app
 from tests.support.fake_engine import FakeEngine
 from tests.support.local_handle import LocalHandle
-from tests.support.server import Server
+from tests.support.server import Server, started
 
 BODY_BYTES = 8 * 1024 * 1024
 LIMITS = LimitsConfig(body_bytes=20_000, messages=40)
@@ -48,13 +48,8 @@ def server(protocol_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         "limits": {"body_bytes": BODY_BYTES, "messages": 2000},
         "graceful_shutdown_s": 1,
     }
-    running = Server(tmp_path_factory.mktemp("server"), config)
-    try:
-        running.wait_ready()
+    with started(Server(tmp_path_factory.mktemp("server"), config)) as running:
         yield running
-    finally:
-        running.stop()
-        running.assert_gone()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from tests.serve.test_keys import ALICE, BOB, FILE, ROOT, bearer
-from tests.support.server import Server
+from tests.support.server import Server, started
 
 SHARED = "shared-id"
 
@@ -28,13 +28,9 @@ def keyed(protocol_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACE_API_KEYS_FILE", str(folder / "keys"))
-        running = Server(folder, config)
-    try:
-        running.wait_ready()
+        server = Server(folder, config)
+    with started(server) as running:
         yield running
-    finally:
-        running.stop()
-        running.assert_gone()
 
 
 def say(server: Server, key: str, text: str, **pace: Any) -> Any:

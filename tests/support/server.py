@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,14 @@ def _runs(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+@contextmanager
+def started(server: Server) -> Iterator[Server]:
+    """``server`` while it is ready; afterwards nothing of it is left."""
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+        server.assert_gone()
