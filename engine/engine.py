@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from engine.answer import Answer
+from engine.blueprint import set_plan
 from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat, stop_ids
 from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
@@ -33,6 +34,7 @@ from engine.types import (
     LedgerEvent,
     Match,
     Message,
+    PlanUpdate,
     ScoreRequest,
     ScoreResult,
     TurnDone,
@@ -274,6 +276,14 @@ class KVEngine:
         """See ``Engine.events``."""
         with self.store.lock:
             return self.store.table.get(namespace, session_id).ledger.since(since)
+
+    def blueprint(
+        self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None = None
+    ) -> dict[str, Any]:
+        """See ``Engine.blueprint``."""
+        with self.store.lock:
+            session = self.store.table.get(namespace, session_id, begun=True)
+            return set_plan(session, change, policy)
 
     def delete(self, namespace: str, session_id: str) -> None:
         """See ``Engine.delete``."""

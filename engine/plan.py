@@ -80,12 +80,13 @@ class Plan:
         if change.plan is not None:
             reads = ((step, reader) for reader, steps in change.plan.items() for step in steps)
             by_step = _collect(reads, first, starts, unresolved)
+        param = "pace.plan" if unresolved else "pace.segments"
         if change.segments is not None:
             pairs = ((m, r) for s in change.segments for m in s.messages for r in s.readers)
             by_message = _collect_messages(pairs, first, messages, unresolved)
         if unresolved and change.strict:
             raise InvalidRequest(
-                f"pace.plan cannot be resolved: {'; '.join(unresolved)}", param="pace.plan"
+                f"{param} cannot be resolved: {'; '.join(unresolved)}", param=param
             )
         return Plan(by_step, by_message), unresolved
 

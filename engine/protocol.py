@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from engine.types import LedgerEvent, Match, ScoreRequest, ScoreResult, TurnEvent, TurnRequest
+from engine.types import (
+    LedgerEvent,
+    Match,
+    PlanUpdate,
+    ScoreRequest,
+    ScoreResult,
+    TurnEvent,
+    TurnRequest,
+)
 
 
 class TurnHandle(Protocol):
@@ -77,6 +85,19 @@ class Engine(Protocol):
 
     def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
         """Ledger entries with ``seq`` > ``since``, oldest first. Raises SessionNotFound."""
+        ...
+
+    def blueprint(
+        self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None = None
+    ) -> dict[str, Any]:
+        """Change the plan of an idle session, and of the state its last turn is redone from.
+
+        ``change.step`` has no effect. Returns ``session_id``, ``step``, ``plan`` (steps and
+        messages that are read → their readers) and ``unresolved``.
+
+        Raises: SessionNotFound, SessionBusy, PolicyMismatch (``policy`` is not the session's),
+        InvalidRequest (strict, and something cannot be resolved).
+        """
         ...
 
     def delete(self, namespace: str, session_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from engine.plan import Plan
 from engine.pool import KVPool
 from engine.sessions import Session
 from engine.turn import RunningTurn
@@ -48,10 +49,7 @@ def describe(session: Session, pool: KVPool, spans: int = 1000) -> dict[str, Any
     return {
         **summarize(session, pool),
         "policy_settings": state.policy.model_dump(),
-        "plan": {
-            "steps": {str(step): list(readers) for step, readers in state.plan.by_step.items()},
-            "messages": {str(m): list(readers) for m, readers in state.plan.by_message.items()},
-        },
+        "plan": plan_json(state.plan),
         "spans": [
             {
                 "message": first + offset,
@@ -63,6 +61,14 @@ def describe(session: Session, pool: KVPool, spans: int = 1000) -> dict[str, Any
             for offset, span in enumerate(state.messages[first:count])
         ],
         "previous_turn_kept": session.previous is not None,
+    }
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Steps and messages that are read, each with its rising reading steps."""
+    return {
+        "steps": {str(step): list(readers) for step, readers in plan.by_step.items()},
+        "messages": {str(index): list(readers) for index, readers in plan.by_message.items()},
     }
 
 

@@ -20,7 +20,7 @@ from serve.start_errors import mark_start_error
 from serve.wire.errors import as_pace_error
 
 # Methods of the engine that ``call`` passes on.
-QUICK_METHODS = frozenset({"sessions", "session", "events", "delete", "stats"})
+QUICK_METHODS = frozenset({"sessions", "session", "events", "blueprint", "delete", "stats"})
 BLOCKING_METHODS = frozenset({"score"})
 
 _QUICK_THREADS = 8

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from engine.errors import EngineFailure
-from engine.types import LedgerEvent, Match, ScoreRequest, ScoreResult, TurnRequest
+from engine.types import LedgerEvent, Match, PlanUpdate, ScoreRequest, ScoreResult, TurnRequest
 from serve.calls import Admitted, EngineInfo, Events
 from serve.wire.errors import EngineUnavailable
 
@@ -35,6 +35,10 @@ class EngineClient(Protocol):
     async def session(self, namespace: str, session_id: str) -> dict[str, Any]: ...
 
     async def events(self, namespace: str, session_id: str, since: int) -> list[LedgerEvent]: ...
+
+    async def blueprint(
+        self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None
+    ) -> dict[str, Any]: ...
 
     async def delete(self, namespace: str, session_id: str) -> None: ...
 
@@ -102,6 +106,13 @@ class HandleClient:
         """``Engine.events``."""
         found: list[LedgerEvent] = await self._call("events", namespace, session_id, since)
         return found
+
+    async def blueprint(
+        self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None
+    ) -> dict[str, Any]:
+        """``Engine.blueprint``."""
+        kept: dict[str, Any] = await self._call("blueprint", namespace, session_id, change, policy)
+        return kept
 
     async def delete(self, namespace: str, session_id: str) -> None:
         """``Engine.delete``."""

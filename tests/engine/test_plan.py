@@ -173,7 +173,7 @@ def test_what_cannot_be_resolved_is_listed_or_refused(change: PlanUpdate, texts:
     strict = PlanUpdate(both.plan, both.segments, strict=True)
     with pytest.raises(InvalidRequest, match=r"cannot be resolved.*" + texts[0]) as caught:
         Plan().update(strict, 5, starts, 6)
-    assert caught.value.param == "pace.plan"
+    assert caught.value.param == ("pace.segments" if change.segments else "pace.plan")
     assert Plan().update(PlanUpdate(fine, strict=True), 5, starts, 6)[1] == []
 
 

@@ -112,6 +112,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         ("DELETE", "/v1/sessions/s"),
         ("GET", "/v1/sessions/s/events"),
         ("POST", "/v1/sessions/s/score"),
+        ("PUT", "/v1/sessions/s/blueprint"),
         ("GET", "/docs"),
         ("GET", "/health/more"),
         ("GET", "/nowhere"),

@@ -31,6 +31,7 @@ from engine.types import (
     Match,
     Message,
     PaceInfo,
+    PlanUpdate,
     ScoredContinuation,
     ScoreRequest,
     ScoreResult,
@@ -84,6 +85,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], FakeSession] = {}
         self.requests: list[TurnRequest] = []
+        self.blueprints: list[PlanUpdate] = []
         self.healthy = True
         self.closed = False
         self.submit_delay_s = 0.0
@@ -221,6 +223,18 @@ class FakeEngine:
     def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
         found = self._get(namespace, session_id).events
         return [event for event in found if event.seq > since]
+
+    def blueprint(
+        self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None = None
+    ) -> dict[str, Any]:
+        with self._lock:
+            session = self._get(namespace, session_id)
+            if session.running is not None:
+                raise SessionBusy("a turn runs")
+            if policy not in (None, session.policy):
+                raise PolicyMismatch("made with another policy", param="policy")
+            self.blueprints.append(change)
+            return {"session_id": session_id, "step": session.turns, "unresolved": ["x"]}
 
     def delete(self, namespace: str, session_id: str) -> None:
         with self._lock:

@@ -1,0 +1,70 @@
+"""What the routes read from a request: its body, its session's id, the model it names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from engine.errors import InvalidRequest
+from serve.calls import EngineInfo
+from serve.wire.errors import BodyTooLarge, ModelNotFound
+from serve.wire.plan import check_session_id
+
+T = TypeVar("T")
+
+DEFAULT_MODEL = "default"
+# Above this size a body is parsed in a thread, so that other streams go on meanwhile.
+_PARSE_ASIDE_BYTES = 256 * 1024
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises BodyTooLarge for more than ``limit`` bytes, read or announced."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+async def aside(parse: Callable[[], T], size: int) -> T:
+    """``parse()`` of a body of ``size`` bytes."""
+    return await asyncio.to_thread(parse) if size > _PARSE_ASIDE_BYTES else parse()
+
+
+def check_model(name: str, info: EngineInfo) -> None:
+    """Raise ModelNotFound unless ``name`` is the model served, or ``default``."""
+    if name not in (info.model_name, DEFAULT_MODEL):
+        raise ModelNotFound(
+            f"The model '{name}' does not exist here; this server serves '{info.model_name}' "
+            f"(or '{DEFAULT_MODEL}').",
+            param="model",
+        )
+
+
+def path_session_id(request: Request) -> str:
+    """The session id in the path. Raises InvalidRequest when it is none."""
+    return check_session_id(request.path_params["session_id"], "session_id")
+
+
+def since_of(request: Request) -> int:
+    """The number of ``?since=``, 0 when it is not given. Raises InvalidRequest."""
+    text = request.query_params.get("since", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise InvalidRequest(
+            "Invalid value for 'since': it must be a whole number from 0.", param="since"
+        )
+    return int(text)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The request body is larger than {limit} bytes. With pace.mode 'append' only new "
+        "messages are sent."
+    )

@@ -1,0 +1,109 @@
+"""The routes of ``/v1/sessions``: what sessions hold, their plans, scores, and their end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from engine.errors import InvalidRequest
+from serve.auth import asked_namespace, caller_of
+from serve.config import LimitsConfig
+from serve.engine_client import EngineClient
+from serve.requests import aside, check_model, path_session_id, read_body, since_of
+from serve.wire.blueprint import parse_blueprint
+from serve.wire.score import parse_score, score_answer
+from serve.wire.validation import parse_object
+
+
+class SessionRoutes:
+    """Handlers over an engine. Stateless."""
+
+    def __init__(self, client: EngineClient, limits: LimitsConfig) -> None:
+        self._client = client
+        self._limits = limits
+
+    async def sessions(self, request: Request) -> Response:
+        """``GET /v1/sessions``: the sessions of the caller's namespace; for an admin, all."""
+        caller, asked = caller_of(request), asked_namespace(request)
+        everything = caller.admin and asked is None
+        found = await self._client.sessions(None if everything else asked or caller.name)
+        return JSONResponse({"object": "list", "data": found})
+
+    async def session(self, request: Request) -> Response:
+        """``GET /v1/sessions/{id}``."""
+        session_id = path_session_id(request)
+        found = await self._client.session(await self._namespace(request, session_id), session_id)
+        return JSONResponse(found)
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/sessions/{id}``: forget it and free its memory."""
+        session_id = path_session_id(request)
+        await self._client.delete(await self._namespace(request, session_id), session_id)
+        return JSONResponse({"id": session_id, "object": "session.deleted", "deleted": True})
+
+    async def events(self, request: Request) -> Response:
+        """``GET /v1/sessions/{id}/events?since=``: ledger entries after ``since``."""
+        session_id, since = path_session_id(request), since_of(request)
+        namespace = await self._namespace(request, session_id)
+        found = await self._client.events(namespace, session_id, since)
+        return JSONResponse(
+            {
+                "object": "list",
+                "session_id": session_id,
+                "data": [asdict(event) for event in found],
+                "next": found[-1].seq if found else since,
+            }
+        )
+
+    async def blueprint(self, request: Request) -> Response:
+        """``PUT /v1/sessions/{id}/blueprint``: another plan, between two turns."""
+        session_id = path_session_id(request)
+        raw = await read_body(request, self._limits.body_bytes)
+        change, policy = await aside(
+            lambda: parse_blueprint(parse_object(raw), session_id), len(raw)
+        )
+        namespace = await self._namespace(request, session_id)
+        kept = await self._client.blueprint(namespace, session_id, change, policy)
+        return JSONResponse({"object": "session.blueprint", **kept})
+
+    async def score(self, request: Request) -> Response:
+        """``POST /v1/sessions/{id}/score``: log-probabilities of given answers."""
+        session_id = path_session_id(request)
+        raw = await read_body(request, self._limits.body_bytes)
+        namespace = await self._namespace(request, session_id)
+        score, model = await aside(
+            lambda: parse_score(
+                parse_object(raw),
+                session_id=session_id,
+                namespace=namespace,
+                max_messages=self._limits.messages,
+            ),
+            len(raw),
+        )
+        if model is not None:
+            check_model(model, await self._client.info())
+        return JSONResponse(score_answer(session_id, await self._client.score(score)))
+
+    async def _namespace(self, request: Request, session_id: str) -> str:
+        """Whose session of this id is meant: the caller's, or for an admin the only one.
+
+        Raises:
+            PermissionDenied: see ``asked_namespace``.
+            InvalidRequest: an admin means one of several.
+        """
+        caller, asked = caller_of(request), asked_namespace(request)
+        if asked is not None:
+            return asked
+        if not caller.admin:
+            return caller.name
+        every = await self._client.sessions(None)
+        owners = {found["namespace"] for found in every if found["session_id"] == session_id}
+        if len(owners) > 1:
+            raise InvalidRequest(
+                f"Several keys have a session '{session_id}': {', '.join(sorted(owners))}. Say "
+                "whose with ?namespace=.",
+                param="namespace",
+            )
+        return min(owners, default=caller.name)
