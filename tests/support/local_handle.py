@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 
@@ -50,10 +51,10 @@ class LocalMethod:
 class LocalGenerator:
     """The response of a streaming call."""
 
-    def __init__(self, items: AsyncIterator[Any], handle: LocalHandle) -> None:
+    def __init__(self, items: AsyncGenerator[Any, None], handle: LocalHandle) -> None:
         self._items = items
         self._handle = handle
-        self.cancelled = False
+        self._closing: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> LocalGenerator:
         return self
@@ -64,4 +65,5 @@ class LocalGenerator:
         return await anext(self._items)
 
     def cancel(self) -> None:
-        self.cancelled = True
+        """End the replica's generator, as Serve does when its caller leaves."""
+        self._closing = asyncio.ensure_future(self._items.aclose())
