@@ -193,13 +193,16 @@ class KVEngine:
         """Run ``_turn``; roll back and report whatever goes wrong."""
         try:
             yield from self._turn(turn)
-        except Exception as error:
-            if not isinstance(error, PaceError):
+        except BaseException as error:
+            known = error
+            if not isinstance(known, PaceError):
                 log.exception("turn %s failed", turn.request.request_id)
-                error = EngineFailure(f"the turn failed: {type(error).__name__}")
+                known = EngineFailure(f"the turn failed: {type(error).__name__}")
             self.store.drop(turn.session, turn.state)
             self._count(turns_failed=1)
-            turn.emit(TurnFailed(error))
+            turn.emit(TurnFailed(known))
+            if not isinstance(error, Exception):
+                raise  # it ends the step thread
 
     def _commit(self, turn: RunningTurn, usage: Usage, finish: FinishReason) -> None:
         state, record, session = turn.state, turn.record, turn.session
@@ -306,6 +309,7 @@ class KVEngine:
                 "sessions_running": float(running),
                 "sessions_dropped_total": float(store.dropped),
                 "pool_bytes": float(store.pool.bytes_allocated),
+                "pool_used_bytes": float(store.pool.byte_limit - store.pool.room),
                 "pool_limit_bytes": float(store.pool.byte_limit),
                 "forwards_total": float(self.scheduler.steps),
             }

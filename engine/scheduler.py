@@ -48,16 +48,17 @@ class Scheduler:
         self._tasks: list[Task] = []
         self._wake = threading.Condition()
         self._closing = False
+        self._dead = False
         self._stepping_since: float | None = None
         self.steps = 0
         self.tokens = 0
-        self._thread = threading.Thread(target=self._loop, name="pace-step", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pace-step", daemon=True)
         self._thread.start()
 
     def add(self, task: Task) -> None:
         """Start a flow at the next step. Raises EngineFailure when the thread is gone."""
         with self._wake:
-            if self._closing or not self._thread.is_alive():
+            if self._closing or self._dead:
                 raise EngineFailure("the engine is shut down or its step thread died")
             self._new.append(task)
             self._wake.notify()
@@ -71,11 +72,11 @@ class Scheduler:
     @property
     def alive(self) -> bool:
         """Whether the step thread runs."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._dead
 
     def check_health(self) -> None:
         """Raises EngineFailure when the thread is dead or one step takes too long."""
-        if not self._thread.is_alive() and not self._closing:
+        if self._dead:
             raise EngineFailure("the step thread died")
         since = self._stepping_since
         if since is not None and time.monotonic() - since > self._stuck_after_s:
@@ -89,26 +90,50 @@ class Scheduler:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=self._stuck_after_s)
 
-    def _loop(self) -> None:
+    def _run(self) -> None:
+        """The step thread. What ends it, ends every flow: nobody waits for a dead thread."""
         with torch.inference_mode():
-            while True:
+            try:
+                self._loop()
+            except BaseException:
+                log.exception("the step thread died")
                 with self._wake:
-                    while not (self._new or self._tasks or self._closing):
-                        self._wake.wait()
-                    fresh, closing = list(self._new), self._closing
+                    self._dead = True
+                    left = [*self._tasks, *self._new]
                     self._new.clear()
-                self._stepping_since = time.monotonic()
-                for task in fresh:
-                    self._tasks.append(task)
-                    self._advance(task, None)
-                for task in self._tasks:
-                    if task.work is not None and (task.cancelled or closing):
-                        self._throw(task, TurnCancelled("the turn was cancelled"))
-                self.step()
-                self._stepping_since = None
-                self._tasks = [task for task in self._tasks if task.work is not None]
-                if closing and not self._tasks and not self._new:
-                    return
+                for task in left:
+                    self._abandon(task)
+
+    def _abandon(self, task: Task) -> None:
+        """Make a flow fail, whatever state the death of the thread left it in."""
+        error = EngineFailure("the step thread died; the turn was rolled back")
+        try:
+            if task.work is None:
+                next(task.flow)  # an error thrown into a flow that never began would pass it by
+            task.flow.throw(error)
+        except BaseException as raised:
+            # the flow ended as it should, or it is the one that killed the thread
+            log.debug("a flow of the dead step thread ended: %s", type(raised).__name__)
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._new or self._tasks or self._closing):
+                    self._wake.wait()
+                fresh, closing = list(self._new), self._closing
+                self._tasks += fresh
+                self._new.clear()
+            self._stepping_since = time.monotonic()
+            for task in fresh:
+                self._advance(task, None)
+            for task in self._tasks:
+                if task.work is not None and (task.cancelled or closing):
+                    self._throw(task, TurnCancelled("the turn was cancelled"))
+            self.step()
+            self._stepping_since = None
+            self._tasks = [task for task in self._tasks if task.work is not None]
+            if closing and not self._tasks and not self._new:
+                return
 
     def step(self) -> None:
         """One packed forward over what fits: all decode tokens, prefill chunks in turn."""

@@ -70,7 +70,10 @@ def reporting(flow: Flow[ScoreResult], outcome: SimpleQueue[ScoreResult | PaceEr
         result: ScoreResult | PaceError = yield from flow
     except PaceError as error:
         result = error
-    except Exception as error:
+    except BaseException as error:
         log.exception("scoring failed")
-        result = EngineFailure(f"scoring failed: {type(error).__name__}")
+        outcome.put(EngineFailure(f"scoring failed: {type(error).__name__}"))
+        if not isinstance(error, Exception):
+            raise  # it ends the step thread
+        return
     outcome.put(result)

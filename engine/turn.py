@@ -56,7 +56,7 @@ class RunningTurn:
         """Tell the caller; its errors are its own."""
         try:
             self.on_event(event)
-        except Exception:
+        except BaseException:  # whatever it is, the step thread goes on
             log.exception("the event callback of turn %s raised", self.request.request_id)
 
 

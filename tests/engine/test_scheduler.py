@@ -5,68 +5,21 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
-import torch
 
 from engine.engine import KVEngine
-from engine.errors import EngineFailure, PaceError, TurnCancelled
+from engine.errors import EngineFailure, TurnCancelled
 from engine.flow import Flow
-from engine.pool import KVPool
-from engine.row import KVShape
-from engine.runner import ModelRunner, Work, Written
+from engine.runner import ModelRunner, Work
 from engine.scheduler import Scheduler, Task
 from engine.types import Sampling, TextDelta, TurnEvent, TurnFailed
 from tests.engine.conftest import MakeEngine
+from tests.engine.counting import STAGING, CountingRunner, Job, counting_scheduler, finish, start
 from tests.engine.support import policy_config, request, state_of
 from tests.reference.retention import Rules
-
-STAGING = 64
-NO_TENSOR = torch.empty(0)
-
-
-@dataclass
-class CountingRunner:
-    """Takes works and computes nothing. ``before`` may block or raise."""
-
-    batches: list[list[Work]] = field(default_factory=list)
-    before: Callable[[list[Work]], None] = lambda works: None
-
-    def forward(self, works: list[Work], pool: KVPool) -> list[Written]:
-        self.before(works)
-        self.batches.append(works)
-        return [Written(NO_TENSOR, NO_TENSOR, None) for _ in works]
-
-    def sizes(self, name: int) -> list[tuple[int, int]]:
-        """(forward, tokens) of everything the flow ``name`` had computed."""
-        return [
-            (number, len(work.tokens))
-            for number, works in enumerate(self.batches)
-            for work in works
-            if work.tokens[0] == name
-        ]
-
-
-@dataclass
-class Job:
-    """A flow that writes chunks of ``sizes``; tokens carry its name."""
-
-    name: int
-    sizes: list[int]
-    error: PaceError | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def flow(self) -> Flow[None]:
-        try:
-            for size in self.sizes:
-                tokens = (self.name,) * size
-                yield Work(None, None, tokens, 0, size == 1, "last")  # type: ignore[arg-type]
-        except PaceError as error:
-            self.error = error
-        self.done.set()
 
 
 @pytest.fixture
@@ -76,24 +29,9 @@ def runner() -> CountingRunner:
 
 @pytest.fixture
 def scheduler(runner: CountingRunner) -> Iterator[Scheduler]:
-    pool = KVPool(KVShape(1, 1, 2, torch.float32, torch.device("cpu")), 1 << 20, STAGING)
-    made = Scheduler(runner, pool, stuck_after_s=30)  # type: ignore[arg-type]
+    made = counting_scheduler(runner)
     yield made
     made.close()
-
-
-def start(scheduler: Scheduler, jobs: list[Job]) -> list[Task]:
-    """Add all jobs before the step thread sees the first."""
-    tasks = [Task(job.flow()) for job in jobs]
-    with scheduler._wake:
-        for task in tasks:
-            scheduler.add(task)
-    return tasks
-
-
-def finish(jobs: list[Job]) -> None:
-    for job in jobs:
-        assert job.done.wait(30), f"job {job.name} did not end"
 
 
 def test_chunks_are_packed_within_staging_and_never_resized(
@@ -262,20 +200,6 @@ def test_a_flow_stuck_at_its_beginning_fails_the_health_check(scheduler: Schedul
     with pytest.raises(EngineFailure, match="stuck for over"):
         scheduler.check_health()
     release.set()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_step_thread_fails_the_health_check(scheduler: Scheduler) -> None:
-    def breaks_the_rules() -> Flow[None]:
-        yield from Job(1, [1]).flow()
-        raise RuntimeError("flows handle their own errors; this one does not")
-
-    scheduler.add(Task(breaks_the_rules()))
-    scheduler._thread.join(30)
-    with pytest.raises(EngineFailure, match="died"):
-        scheduler.check_health()
-    with pytest.raises(EngineFailure, match="died"):
-        scheduler.add(Task(Job(2, [1]).flow()))
 
 
 def test_closing_an_engine_rolls_running_turns_back(
