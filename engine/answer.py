@@ -60,6 +60,17 @@ class Answer:
         self._cut_at_stop()
         return self._give()
 
+    def end(self, given: TextDelta | None) -> TextDelta:
+        """End the answer here. Returns ``given``, the last delta, and what was held back."""
+        self._decode(final=True, end=len(self.tokens))
+        self.finish = "stop"
+        rest = self._give() or TextDelta("")
+        if given is None:
+            return rest
+        return TextDelta(
+            given.text + rest.text, given.token_ids + rest.token_ids, given.logprobs + rest.logprobs
+        )
+
     def _decode(self, final: bool, end: int) -> None:
         """Append the text of tokens up to ``end`` that is complete (all of it when final)."""
         decode = self._tokenizer.decode

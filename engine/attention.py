@@ -54,15 +54,18 @@ class PackedBatch:
 
 @dataclass(slots=True)
 class Scratch:
-    """A reused buffer for attention probabilities: fresh pages cost more than the softmax."""
+    """Reused buffers for attention probabilities, one per dtype: fresh pages cost more than the
+    softmax, and large blocks of ever new sizes fragment the heap."""
 
-    buffer: Tensor = field(default_factory=lambda: torch.empty(0))
+    buffers: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
-    def view(self, like: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    def view(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor, valid until the next call with the same dtype."""
         size = shape[0] * shape[1] * shape[2]
-        if self.buffer.numel() < size or self.buffer.dtype != like.dtype:
-            self.buffer = like.new_empty(size)
-        return self.buffer[:size].view(shape)
+        buffer = self.buffers.get(dtype)
+        if buffer is None or buffer.numel() < size or buffer.device != device:
+            buffer = self.buffers[dtype] = torch.empty(size, dtype=dtype, device=device)
+        return buffer[:size].view(shape)
 
 
 def packed_attention(
@@ -158,15 +161,16 @@ def _prefill(
         end = min(start + block, n)
         width, seen = end - start, resident + end
         queries = q[:, start:end].reshape(kv_heads, group * width, dim)
-        weights = batch.scratch.view(q, (kv_heads, group * width, seen))
+        shape = (kv_heads, group * width, seen)
+        weights = batch.scratch.view(shape, q.dtype, q.device)
         batched_product(queries, keys[:, :seen].transpose(1, 2), weights, scaling)
         own = weights.view(kv_heads, group, width, seen)[..., resident + start :]
         own.masked_fill_(batch.future[:width, :width], float("-inf"))
-        if weights.dtype == scores.dtype:
-            torch.softmax(weights, dim=-1, out=weights)
-        else:
-            weights = torch.softmax(weights, dim=-1, dtype=scores.dtype)
-        scores[:seen] += weights.view(-1, seen).sum(dim=0)
+        exact = batch.scratch.view(shape, scores.dtype, q.device)  # weights itself in float32
+        torch.softmax(weights, dim=-1, dtype=scores.dtype, out=exact)
+        scores[:seen] += exact.view(-1, seen).sum(dim=0)
+        if weights.dtype != exact.dtype:
+            weights.copy_(exact)
         mixed = q.new_empty(kv_heads, group * width, dim)
-        batched_product(weights.to(v.dtype), values[:, :seen], mixed)
+        batched_product(weights, values[:, :seen], mixed)
         out[start:end] = mixed.view(kv_heads * group, width, dim).transpose(0, 1)

@@ -8,9 +8,19 @@ conversation that ends with the same role, and the session itself never needs re
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
+from engine.chat_formats import (
+    PROBE_CALL_ID,
+    PROBE_CALLS,
+    PROBE_TOOLS,
+    THINK_OPEN,
+    ToolFormat,
+    find_tool_format,
+    thinks,
+)
 from engine.errors import InvalidRequest, ModelError
 from engine.types import Message
 
@@ -22,8 +32,8 @@ _STAND_INS: dict[str | None, tuple[Message, ...]] = {
     "tool": (
         Message("system", "s"),
         Message("user", "u"),
-        Message("assistant", "a"),
-        Message("tool", "t"),
+        Message("assistant", "", tool_calls=PROBE_CALLS),
+        Message("tool", "t", tool_call_id=PROBE_CALL_ID),
     ),
 }
 _PROBE = (
@@ -43,6 +53,9 @@ class ChatFormat:
     Attributes:
         closing: token ids that end an answer after its last content token.
         stop_ids: token ids that end generation.
+        tools: how the model writes tool calls; None: it cannot.
+        thinks: answers may begin with reasoning in ``<think>`` tags.
+        opens_thinking: the prompt of an answer already opens them.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int] = frozenset()) -> None:
@@ -50,8 +63,15 @@ class ChatFormat:
         self.tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise ModelError("the model's tokenizer has no chat template")
-        self._prefixes: dict[str | None, str] = {}
-        self.closing = self._probe()
+        self._prefixes: dict[tuple[str, bool], str] = {}
+        closing = self._probe()
+        self.closing = self.encode(closing)
+        self.tools: ToolFormat | None = find_tool_format(self._render, closing)
+        self.thinks = thinks(str(tokenizer.chat_template))
+        opening = self._added(
+            self._prefix("user", None), self._render(_stand_in("user"), None, True)
+        )
+        self.opens_thinking = self.thinks and opening.rstrip().endswith(THINK_OPEN)
         self.stop_ids = stop_ids | ({self.closing[0]} if self.closing else frozenset())
 
     def encode(self, text: str) -> list[int]:
@@ -59,41 +79,49 @@ class ChatFormat:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def message_tokens(self, previous: str | None, message: Message) -> list[int]:
+    def message_tokens(
+        self, previous: str | None, message: Message, tools: str | None = None
+    ) -> list[int]:
         """Token ids a message adds behind a message of role ``previous`` (None: the first).
+
+        Args:
+            tools: ``ToolUse.definitions`` of the session.
 
         Raises:
             InvalidRequest: the template refuses the message.
         """
-        stand_in = _stand_in(previous)
-        whole = self._render((*stand_in, message))
-        return self.encode(self._added(self._prefix(previous), whole))
+        shown = _shown_tools(previous, tools)
+        whole = self._render((*_stand_in(previous), message), shown)
+        return self.encode(self._added(self._prefix(previous, shown), whole))
 
-    def answer_prompt(self, previous: str | None) -> list[int]:
+    def answer_prompt(self, previous: str | None, tools: str | None = None) -> list[int]:
         """Token ids that open an answer behind a message of role ``previous``."""
-        whole = self._render(_stand_in(previous), answer=True)
-        return self.encode(self._added(self._prefix(previous), whole))
+        shown = _shown_tools(previous, tools)
+        whole = self._render(_stand_in(previous), shown, answer=True)
+        return self.encode(self._added(self._prefix(previous, shown), whole))
 
     def closing_after(self, last: int) -> list[int]:
         """Tokens that end an answer whose last sampled token is ``last``."""
         return self.closing[1:] if self.closing[:1] == [last] else self.closing
 
-    def _prefix(self, previous: str | None) -> str:
-        if previous not in self._prefixes:
-            stand_in = _stand_in(previous)
-            self._prefixes[previous] = self._render(stand_in) if stand_in else ""
-        return self._prefixes[previous]
+    def _prefix(self, previous: str | None, tools: str | None) -> str:
+        if previous is None:
+            return ""
+        if tools not in (None, PROBE_TOOLS):
+            return self._render(_stand_in(previous), tools)
+        key = (previous, tools is None)
+        if key not in self._prefixes:
+            self._prefixes[key] = self._render(_stand_in(previous), tools)
+        return self._prefixes[key]
 
-    def _render(self, messages: tuple[Message, ...], answer: bool = False) -> str:
-        plain = []
-        for message in messages:
-            item = {key: value for key, value in asdict(message).items() if value is not None}
-            if message.tool_calls is not None:
-                item["tool_calls"] = json.loads(message.tool_calls)
-            plain.append(item)
+    def _render(
+        self, messages: tuple[Message, ...], tools: str | None = None, answer: bool = False
+    ) -> str:
+        plain = [_for_template(message) for message in messages]
+        shown = None if tools is None else json.loads(tools)
         try:
             text: str = self.tokenizer.apply_chat_template(
-                plain, tokenize=False, add_generation_prompt=answer
+                plain, tools=shown, tokenize=False, add_generation_prompt=answer
             )
         except Exception as error:  # a template is a program of the model's: it may raise anything
             raise InvalidRequest(
@@ -111,14 +139,14 @@ class ChatFormat:
             )
         return whole[len(prefix) :]
 
-    def _probe(self) -> list[int]:
-        """Check prefix stability on ids and find the tokens that end an answer."""
+    def _probe(self) -> str:
+        """Check prefix stability on ids and find the text that ends an answer."""
         try:
             for ending in _ENDINGS:
                 self._check(tuple(replace(m, content=m.content + ending) for m in _PROBE))
             opening = self._render(_PROBE[:2], answer=True)
             ended = self._render((*_PROBE[:2], Message("assistant", "x")))
-            return self.encode(self._added(opening + "x", ended))
+            return self._added(opening + "x", ended)
         except InvalidRequest as error:
             raise ModelError(f"{_UNSTABLE.format('some')} ({error.message})") from error
 
@@ -134,6 +162,25 @@ class ChatFormat:
             previous = message.role
             if pieces != self.encode(self._render(messages[:count])):
                 raise ModelError(_UNSTABLE.format(count))
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """The message as templates expect it: arguments of calls as objects."""
+    item = {key: value for key, value in asdict(message).items() if value is not None}
+    if message.reasoning is not None:
+        item["reasoning_content"] = item.pop("reasoning")
+    if message.tool_calls is not None:
+        item["tool_calls"] = json.loads(message.tool_calls)
+        for call in item["tool_calls"]:
+            with suppress(ValueError):  # a call that was cut off stays text
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return item
+
+
+def _shown_tools(previous: str | None, tools: str | None) -> str | None:
+    """Templates show tools at the head, up to the first user message; behind it any tools give
+    the same text, and these are short."""
+    return tools if tools is None or previous in (None, "system", "developer") else PROBE_TOOLS
 
 
 _UNSTABLE = (

@@ -10,30 +10,29 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from engine.answer import Answer
+from engine.answering import Answering
 from engine.blueprint import set_plan
 from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat, stop_ids
 from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
 from engine.flow import Flow, Writer
+from engine.forced_call import CallGrammars
 from engine.linear import set_threads
 from engine.pool import KVPool, default_pool_bytes
 from engine.report import describe, pace_info, summarize, turn_event
 from engine.runner import ModelRunner
-from engine.sampling import CounterRng, draw
 from engine.scheduler import Scheduler, Task
 from engine.scoring import encode_continuations, reporting, score_flow
 from engine.sessions import Session
 from engine.state import SessionState
 from engine.store import SessionStore, check_room
-from engine.turn import RunningTurn, extend_state
+from engine.turn import RunningTurn, extend_state, usable_tools
 from engine.types import (
     ChunkDone,
     FinishReason,
     LedgerEvent,
     Match,
-    Message,
     PlanUpdate,
     ScoreRequest,
     ScoreResult,
@@ -81,6 +80,7 @@ class KVEngine:
         check_room(pool, resolved[config.default_policy], config.keep_previous_turn)
         self.store = SessionStore(runner, pool, config, policies, resolved)
         self.scheduler = Scheduler(runner, pool, config.stuck_after_s)
+        self._grammars = CallGrammars(tokenizer, int(runner.config.vocab_size))
         self._counters: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
 
     @classmethod
@@ -128,12 +128,13 @@ class KVEngine:
             state = origin.fork(self.store.active_row(session, origin.policy))
             if request.base == "previous":
                 state.rng = self.store.new_rng()  # "regenerate" draws another answer
+            tools = usable_tools(self.chat, state, request.tools, self.model_name)
+            forced = self._grammars.forced(tools, self.chat.tools)
             unresolved = extend_state(
-                self.chat, state, request, origin.room, self.max_session_tokens
+                self.chat, state, request, origin.room, self.max_session_tokens, forced is not None
             )
-            turn = RunningTurn(
-                request, session, origin, state, unresolved, on_event, self.scheduler
-            )
+            held = (session, origin, state, unresolved)
+            turn = RunningTurn(request, *held, on_event, self.scheduler, tools, forced)
             turn.task.flow = self._guarded(turn)
             self._start(session, turn.task)
         except BaseException:
@@ -174,19 +175,18 @@ class KVEngine:
             state, record, lambda: turn.emit(ChunkDone(state.written - cached, prompt - cached))
         )
         turn.prompt_done()
-        answer = Answer(self.chat.tokenizer, sampling, self.chat.stop_ids)
-        rng = state.rng if sampling.seed is None else CounterRng(sampling.seed)
+        answer = Answering(self.chat, sampling, turn.tools, turn.forced, state.rng)
         while answer.finish is None:
             if answer.tokens:
                 written = yield from self.writer.write(state, [answer.tokens[-1]], record)
-            token = draw(written.logits[-1], sampling, rng)
+            token = answer.draw(written.logits[-1])
             state.tokens.append(token)
             room = min(state.room, self.max_session_tokens - len(state.tokens))
             delta = answer.push(token, written.logits[-1], room > 0)
             if delta is not None:
                 turn.emit(delta)
-        state.close_answer(Message("assistant", answer.text), self.chat.closing_after(token))
-        usage = Usage(prompt, len(answer.tokens), cached)
+        state.close_answer(answer.message(), answer.closing())
+        usage = Usage(prompt, len(answer.tokens), cached, answer.reasoning_tokens)
         self._commit(turn, usage, answer.finish)
 
     def _guarded(self, turn: RunningTurn) -> Flow[None]:

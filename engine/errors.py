@@ -9,6 +9,7 @@
     ├── Conflict                 the request contradicts the state of its session
     │   ├── SessionBusy
     │   ├── SessionDiverged
+    │   │   └── ReasoningDiverged
     │   └── PolicyMismatch
     ├── CapacityExceeded         no row of the KV pool is free now
     ├── TurnCancelled            the caller went away
@@ -106,6 +107,10 @@ class SessionDiverged(Conflict):
     """The transcript contradicts what the session holds."""
 
     code = "session_diverged"
+
+
+class ReasoningDiverged(SessionDiverged):
+    """A message's reasoning came back changed."""
 
 
 class PolicyMismatch(Conflict):

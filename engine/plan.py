@@ -22,13 +22,14 @@ from engine.types import PlanUpdate
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
     """Tokens [start, end) of one message, the step it belongs to and the chained digest of the
-    transcript up to it."""
+    transcript up to it. ``reasoning``: digest of its reasoning, empty when it has none."""
 
     start: int
     end: int
     role: str
     step: int
     digest: bytes
+    reasoning: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

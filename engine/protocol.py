@@ -50,7 +50,7 @@ class Engine(Protocol):
     ) -> Match:
         """Find where a transcript continues.
 
-        ``digests`` are the chained digests of the request's messages (``chain_digests``).
+        ``digests`` are those of the request's tools and messages (``transcript_digests``).
         With ``append`` the messages are all new: the named session's committed state is
         continued whatever it holds. Without ``session_id`` the idle session of the namespace
         with the longest matching prefix is chosen, else a new id is made. At least one

@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import PolicyConfig
-from engine.errors import PolicyMismatch, SessionBusy, SessionDiverged, SessionNotFound
+from engine.errors import (
+    PolicyMismatch,
+    ReasoningDiverged,
+    SessionBusy,
+    SessionDiverged,
+    SessionNotFound,
+)
 from engine.ledger import Ledger
 from engine.row import Row
 from engine.scheduler import Task
@@ -107,6 +113,8 @@ class SessionTable:
         if session is None or session.turns == 0:
             return Match(session_id, "new", 0)
         if append:
+            if digests[0] not in (EMPTY_DIGEST, session.state.head):
+                raise _other_tools(session)
             return Match(session_id, "current", len(session.state.messages))
         for which in ("current", "previous"):
             known = _known(session, which, digests)
@@ -115,11 +123,11 @@ class SessionTable:
         raise _diverged(session, digests)
 
     def _match_prefix(self, namespace: str, digests: Sequence[bytes]) -> Match:
-        for known in range(len(digests) - 1, 0, -1):
-            for key in self._by_digest.get((namespace, digests[known - 1]), ()):
+        for known in range(len(digests) - 2, 0, -1):
+            for key in self._by_digest.get((namespace, digests[known]), ()):
                 session = self._sessions[key]
                 if session.task is None:
-                    current = session.state.digest == digests[known - 1]
+                    current = session.state.digest == digests[known]
                     return Match(session.session_id, "current" if current else "previous", known)
         return Match(f"s-{uuid.uuid4().hex[:16]}", "new", 0)
 
@@ -167,7 +175,7 @@ def check_policy(session: Session, policy: str | None) -> None:
 
 def _digests(session: Session) -> set[bytes]:
     states = [session.state] if session.previous is None else [session.state, session.previous]
-    return {state.digest for state in states if state.digest != EMPTY_DIGEST}
+    return {state.digest for state in states if len(state.messages)}
 
 
 def _known(session: Session, which: Base, digests: Sequence[bytes]) -> int | None:
@@ -176,23 +184,45 @@ def _known(session: Session, which: Base, digests: Sequence[bytes]) -> int | Non
         return None
     state = session.base(which)
     known = len(state.messages)
-    if known >= len(digests):
+    if known >= len(digests) - 1:
         return None
-    held = digests[known - 1] if known else EMPTY_DIGEST
-    return known if held == state.digest else None
+    return known if digests[known] == state.digest else None
+
+
+def check_returned(
+    state: SessionState, session_id: str, returned: Sequence[tuple[int, bytes]]
+) -> None:
+    """Raise ReasoningDiverged when a held message's reasoning came back changed."""
+    for index, digest in returned:
+        if state.messages[index].reasoning not in (b"", digest):
+            raise ReasoningDiverged(
+                f"the reasoning of message {index} differs from what session {session_id!r} gave; "
+                "send it back as it was, or leave it out",
+                param=f"messages.{index}.reasoning_content",
+            )
+
+
+def _other_tools(session: Session) -> SessionDiverged:
+    return SessionDiverged(
+        f"the tools differ from those session {session.session_id!r} began with; keep them the "
+        "same, or start a new session",
+        param="tools",
+    )
 
 
 def _diverged(session: Session, digests: Sequence[bytes]) -> SessionDiverged:
+    if digests[0] != session.state.head:
+        return _other_tools(session)
     held = session.state.messages
-    for index in range(min(len(held), len(digests))):
-        if held[index].digest != digests[index]:
+    for index in range(min(len(held), len(digests) - 1)):
+        if held[index].digest != digests[index + 1]:
             return SessionDiverged(
                 f"message {index} differs from what session {session.session_id!r} holds; resend "
                 "the transcript as it was, or start a new session",
                 param=f"messages.{index}",
             )
     return SessionDiverged(
-        f"the transcript ends after {len(digests)} messages, but session {session.session_id!r} "
-        f"holds {len(held)}; only its last turn can be redone",
+        f"the transcript ends after {len(digests) - 1} messages, but session "
+        f"{session.session_id!r} holds {len(held)}; only its last turn can be redone",
         param="messages",
     )

@@ -16,7 +16,7 @@ from engine.plan import Interval, MessageSpan, Plan, StepStart, needed_now, prot
 from engine.rope import RotaryTable
 from engine.row import Row
 from engine.sampling import CounterRng
-from engine.transcript import EMPTY_DIGEST, extend_digest
+from engine.transcript import EMPTY_DIGEST, extend_digest, head_digest, reasoning_digest
 from engine.types import Message
 
 OPEN_END = 1 << 39
@@ -31,7 +31,8 @@ class SessionState:
 
     ``tokens``: the whole session, tokens still without KV included; the first ``written``
     have (or had) KV, the rest open the next chunk. A token written next gets the physical
-    position ``written − shift``. ``row`` is None while nothing was ever written.
+    position ``written − shift``. ``row`` is None while nothing was ever written. ``tools``
+    (``ToolUse.definitions``) never change; ``head`` is their digest.
     """
 
     policy: CachePolicy
@@ -43,10 +44,17 @@ class SessionState:
     plan: Plan = field(default_factory=Plan)
     rng: CounterRng = field(default_factory=lambda: CounterRng(0))
     digest: bytes = EMPTY_DIGEST
+    tools: str | None = None
+    head: bytes = EMPTY_DIGEST
     written: int = 0
     shift: int = 0
     renumbers: int = 0
     evicted: int = 0
+
+    def show_tools(self, tools: str) -> None:
+        """Give an empty state its tools."""
+        self.tools = tools
+        self.head = self.digest = head_digest(tools)
 
     @property
     def step(self) -> int:
@@ -107,7 +115,7 @@ class SessionState:
         self._start_step(step)
         self.digest = extend_digest(self.digest, message)
         span = MessageSpan(start, len(self.tokens), message.role, step, self.digest)
-        self.messages.append(span)
+        self.messages.append(replace(span, reasoning=_reasoning(message)))
 
     def open_answer(self, prompt: list[int]) -> None:
         """Append the generation prompt; the answer grows behind it until ``close_answer``."""
@@ -120,7 +128,9 @@ class SessionState:
         self.tokens.extend(closing)
         self.digest = extend_digest(self.digest, answer)
         span = self.messages[-1]
-        self.messages.replace_last(replace(span, end=len(self.tokens), digest=self.digest))
+        self.messages.replace_last(
+            replace(span, end=len(self.tokens), digest=self.digest, reasoning=_reasoning(answer))
+        )
 
     def step_at(self, position: int) -> int:
         """Step of the message that holds the token at logical ``position``."""
@@ -162,6 +172,8 @@ class SessionState:
             "plan": self.plan,
             "rng": (self.rng.seed, self.rng.draws),
             "digest": self.digest,
+            "tools": self.tools,
+            "head": self.head,
             "written": self.written,
             "shift": self.shift,
             "renumbers": self.renumbers,
@@ -200,8 +212,14 @@ class SessionState:
             plan=data["plan"],
             rng=CounterRng(*data["rng"]),
             digest=data["digest"],
+            tools=data["tools"],
+            head=data["head"],
             written=data["written"],
             shift=data["shift"],
             renumbers=data["renumbers"],
             evicted=data["evicted"],
         )
+
+
+def _reasoning(message: Message) -> bytes:
+    return reasoning_digest(message.reasoning) if message.reasoning else b""

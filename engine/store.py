@@ -17,7 +17,13 @@ from engine.row import Row
 from engine.runner import ModelRunner
 from engine.sampling import CounterRng
 from engine.scheduler import Task
-from engine.sessions import Session, SessionTable, check_continues, check_policy
+from engine.sessions import (
+    Session,
+    SessionTable,
+    check_continues,
+    check_policy,
+    check_returned,
+)
 from engine.state import SessionState
 from engine.types import TurnRequest
 
@@ -73,6 +79,7 @@ class SessionStore:
             session = session or self._create(request)
             check_policy(session, request.policy)
             origin = check_continues(session, request.base, request.known)
+            check_returned(origin, request.session_id, request.returned)
             if new:
                 self._add(session)
             session.task = Task.placeholder()
@@ -155,6 +162,8 @@ class SessionStore:
             table=self._runner.table(resolved.rope, resolved.position_range),
             rng=self.new_rng(),
         )
+        if request.tools is not None:
+            state.show_tools(request.tools.definitions)
         return Session(
             namespace=request.namespace,
             session_id=request.session_id,

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from engine.chat import ChatFormat
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.flow import TurnRecord
+from engine.forced_call import ForcedCall
 from engine.scheduler import Scheduler, Task
 from engine.sessions import Session
 from engine.state import SessionState
-from engine.types import Message, TurnEvent, TurnRequest
+from engine.types import Message, ToolUse, TurnEvent, TurnRequest
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class RunningTurn:
-    """A turn that was admitted. ``state`` is its fork of ``origin``."""
+    """A turn that was admitted. ``state`` is its fork of ``origin``; ``tools`` are those its
+    answer may call, ``forced`` the grammar of a call it must make."""
 
     request: TurnRequest
     session: Session
@@ -29,6 +31,8 @@ class RunningTurn:
     unresolved: tuple[str, ...]
     on_event: Callable[[TurnEvent], None]
     scheduler: Scheduler
+    tools: ToolUse | None = None
+    forced: ForcedCall | None = None
     task: Task = field(default_factory=Task.placeholder)
     record: TurnRecord = field(default_factory=TurnRecord)
     admitted: float = field(default_factory=time.perf_counter)
@@ -60,14 +64,39 @@ class RunningTurn:
             log.exception("the event callback of turn %s raised", self.request.request_id)
 
 
+def usable_tools(
+    chat: ChatFormat, state: SessionState, asked: ToolUse | None, model: str
+) -> ToolUse | None:
+    """The tools of a turn: those of the request, else those of the session.
+
+    Raises:
+        InvalidRequest: there are some, but the model knows no tools.
+    """
+    tools = asked if asked is not None or state.tools is None else ToolUse(state.tools)
+    if tools is not None and chat.tools is None:
+        raise InvalidRequest(
+            f"the chat template of the model '{model}' does not show tools to the model; leave "
+            "'tools' out, or serve a model with a tool template",
+            param="tools",
+            code="unsupported_value",
+        )
+    return tools
+
+
 def extend_state(
-    chat: ChatFormat, state: SessionState, request: TurnRequest, room: int, limit: int
+    chat: ChatFormat,
+    state: SessionState,
+    request: TurnRequest,
+    room: int,
+    limit: int,
+    call: bool = False,
 ) -> tuple[str, ...]:
     """Append the request's messages and the answer's opening to a fork, and update its plan.
 
     Args:
         room: tokens the fork's origin could still take.
         limit: most logical tokens a session may have.
+        call: the answer is to be a call: open it too.
 
     Returns:
         What of the plan cannot be resolved.
@@ -81,12 +110,15 @@ def extend_state(
     steps = assign_steps(state.step, request.messages, request.plan.step)
     previous = state.messages[-1].role if len(state.messages) else None
     for message, step in zip(request.messages, steps, strict=True):
-        state.add_message(message, chat.message_tokens(previous, message), step)
+        state.add_message(message, chat.message_tokens(previous, message, state.tools), step)
         previous = message.role
     state.plan, unresolved = state.plan.update(
         request.plan, steps[0], state.steps, len(state.messages)
     )
-    state.open_answer(chat.answer_prompt(previous))
+    prompt = chat.answer_prompt(previous, state.tools)
+    if call and chat.tools is not None:
+        prompt += chat.encode(chat.tools.opening)
+    state.open_answer(prompt)
     asked = len(state.tokens)
     allowed = min(limit, state.written + room)
     if asked > allowed:

@@ -19,7 +19,8 @@ class Message:
     """One chat message in canonical form.
 
     ``content`` is plain text (parts already joined). ``tool_calls`` is canonical JSON
-    (see ``engine.transcript.canonical_json``) or None.
+    (see ``engine.transcript.canonical_calls``) or None. ``reasoning`` is what an assistant
+    thought before it answered; it is no part of the message's identity.
     """
 
     role: Role
@@ -27,6 +28,22 @@ class Message:
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: str | None = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request.
+
+    ``definitions``: JSON text of the list of tools, keys in the client's order. ``choice``:
+    "required" forces a call, of the tool ``name`` when it is given; "none" shows the tools but
+    reads no calls. ``parallel`` False: the answer ends with its first call.
+    """
+
+    definitions: str
+    choice: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+    parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +92,9 @@ class TurnRequest:
     ``base`` says which state they continue (from ``KVEngine.match``): the committed one,
     the one before the last turn, or none ("new": the session is created or its id reused
     for a first turn). ``known`` is the number of transcript messages that state holds;
-    the engine refuses the turn when it no longer does.
+    the engine refuses the turn when it no longer does. ``tools`` None continues with those of
+    the session. ``returned``: of held messages (by index), the digest of the reasoning the
+    client sent back (``engine.transcript.reasoning_digest``).
     """
 
     session_id: str
@@ -86,6 +105,8 @@ class TurnRequest:
     policy: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
     plan: PlanUpdate = field(default_factory=PlanUpdate)
+    tools: ToolUse | None = None
+    returned: tuple[tuple[int, bytes], ...] = ()
     request_id: str = ""
 
 
@@ -121,11 +142,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a turn. ``cached_tokens`` is the part of the prompt not computed again."""
+    """Token counts of a turn. ``cached_tokens`` is the part of the prompt not computed again,
+    ``reasoning_tokens`` the part of the completion spent before the answer."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +177,25 @@ class ChunkDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the call number ``index`` of an answer. The first piece has ``call_id`` and
+    ``name``; the ``arguments`` of all pieces, joined, are its JSON text."""
+
+    index: int
+    call_id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New answer text (possibly empty) and the tokens that ended inside it."""
+    """New parts of the answer (possibly none) and the tokens that ended inside them."""
 
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

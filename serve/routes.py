@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from engine.errors import PaceError
-from engine.transcript import chain_digests
+from engine.transcript import transcript_digests
 from serve import logs
 from serve.auth import KeyGate, caller_of
 from serve.calls import EngineInfo
@@ -122,11 +122,13 @@ class Routes:
         return guard
 
     def _parse_chat(self, raw: bytes, header: str | None) -> tuple[ChatCall, list[bytes]]:
-        """The call and the digests of its messages: the one linear pass over a transcript."""
+        """The call and the digests of its transcript: the one linear pass over a transcript."""
         call = parse_chat(
             parse_object(raw), session_header=header, max_messages=self._limits.messages
         )
-        return call, list(chain_digests(call.messages))
+        return call, transcript_digests(
+            call.messages, None if call.tools is None else call.tools.definitions
+        )
 
 
 def create_app(

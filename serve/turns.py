@@ -12,8 +12,16 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import EngineFailure, PaceError, PolicyMismatch, SessionBusy, SessionDiverged
-from engine.types import ChunkDone, Match, TextDelta, TurnDone, TurnFailed, TurnRequest
+from engine.errors import (
+    EngineFailure,
+    PaceError,
+    PolicyMismatch,
+    ReasoningDiverged,
+    SessionBusy,
+    SessionDiverged,
+)
+from engine.transcript import reasoning_digest
+from engine.types import ChunkDone, Match, Message, TextDelta, TurnDone, TurnFailed, TurnRequest
 from serve import logs
 from serve.calls import Admitted, Events
 from serve.engine_client import EngineClient
@@ -116,8 +124,8 @@ class Turn:
     ) -> Turn:
         """Match the transcript and get the turn admitted.
 
-        ``digests`` are those of ``call.messages``. ``answer.replica`` is filled in from the
-        replica that takes the turn.
+        ``digests`` are those of the call's tools and messages. ``answer.replica`` is filled in
+        from the replica that takes the turn.
 
         Raises:
             PaceError: the engine refused; nothing has changed.
@@ -207,8 +215,8 @@ async def _admit(
         refused = _failure(first)
         if tries == _TRIES or not _stale(refused, call):
             raise refused
-        if isinstance(refused, PolicyMismatch):
-            digests = ()  # found again it would have the same policy: begin a session
+        if isinstance(refused, PolicyMismatch | ReasoningDiverged) and call.session_id is None:
+            digests = digests[:1]  # the same session would be found again: begin one
 
 
 def _request(call: ChatCall, match: Match, namespace: str, request_id: str) -> TurnRequest:
@@ -221,7 +229,18 @@ def _request(call: ChatCall, match: Match, namespace: str, request_id: str) -> T
         policy=call.policy,
         sampling=call.sampling,
         plan=call.plan,
+        tools=call.tools,
+        returned=() if call.append else _returned(call.messages[: match.known]),
         request_id=request_id,
+    )
+
+
+def _returned(held: Sequence[Message]) -> tuple[tuple[int, bytes], ...]:
+    """The reasoning a client sent back with messages the session holds."""
+    return tuple(
+        (index, reasoning_digest(message.reasoning))
+        for index, message in enumerate(held)
+        if message.reasoning
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.types import TextDelta, TokenLogprob, TopLogprob, TurnDone
+from engine.types import TextDelta, TokenLogprob, ToolCallDelta, TopLogprob, TurnDone
 from serve.wire.chat import ChatCall
 
 SSE_DONE = b"data: [DONE]\n\n"
@@ -48,7 +48,7 @@ def usage_json(done: TurnDone) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -81,12 +81,21 @@ class Completion:
         self._head = head
         self._call = call
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     def add(self, delta: TextDelta) -> None:
         """Take the next piece of the answer."""
         self._texts.append(delta.text)
+        self._reasoning.append(delta.reasoning)
+        for piece in delta.tool_calls:
+            if piece.call_id is not None:
+                function = {"name": piece.name, "arguments": ""}
+                call = {"id": piece.call_id, "type": "function", "function": function}
+                self._calls.append(call)
+            self._calls[piece.index]["function"]["arguments"] += piece.arguments
         self._token_ids.extend(delta.token_ids)
         self._logprobs.extend(delta.logprobs)
 
@@ -94,7 +103,7 @@ class Completion:
         """The whole answer."""
         choice: dict[str, Any] = {
             "index": 0,
-            "message": {"role": "assistant", "content": "".join(self._texts), "refusal": None},
+            "message": self._message(),
             "logprobs": logprobs_json(self._logprobs) if self._call.sampling.logprobs else None,
             "finish_reason": done.finish_reason,
         }
@@ -110,6 +119,19 @@ class Completion:
             "usage": usage_json(done),
             "pace": pace_json(self._head, done),
         }
+
+    def _message(self) -> dict[str, Any]:
+        content = "".join(self._texts)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self._calls and not content else content,
+            "refusal": None,
+        }
+        if reasoning := "".join(self._reasoning):
+            message["reasoning_content"] = reasoning
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return message
 
 
 class ChunkStream:
@@ -127,9 +149,10 @@ class ChunkStream:
     def delta(self, delta: TextDelta) -> bytes:
         """Events for a piece of the answer; empty when it holds nothing for this client."""
         wants_tokens = self._call.return_token_ids or self._call.sampling.logprobs
-        if not delta.text and not (wants_tokens and delta.token_ids):
+        parts = _delta_json(delta)
+        if not parts and not (wants_tokens and delta.token_ids):
             return self._opening()
-        choice = self._choice({"content": delta.text})
+        choice = self._choice(parts or {"content": ""})
         if self._call.sampling.logprobs:
             choice["logprobs"] = logprobs_json(delta.logprobs)
         if self._call.return_token_ids:
@@ -167,3 +190,22 @@ class ChunkStream:
                 **extra,
             }
         )
+
+
+def _delta_json(delta: TextDelta) -> dict[str, Any]:
+    """What is new in an answer, as a chunk's ``delta``."""
+    parts: dict[str, Any] = {}
+    if delta.reasoning:
+        parts["reasoning_content"] = delta.reasoning
+    if delta.text:
+        parts["content"] = delta.text
+    if delta.tool_calls:
+        parts["tool_calls"] = [_call_json(piece) for piece in delta.tool_calls]
+    return parts
+
+
+def _call_json(piece: ToolCallDelta) -> dict[str, Any]:
+    if piece.call_id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.call_id, "type": "function", "function": function}

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from engine.errors import InvalidRequest
-from engine.types import Message, PlanUpdate, Sampling
+from engine.types import Message, PlanUpdate, Sampling, ToolUse
 from serve.wire.fields import drop_neutral
 from serve.wire.messages import WireMessage
 from serve.wire.plan import PaceBody, choose_session_id
+from serve.wire.tools import ToolChoice, Tools, tool_use
 from serve.wire.validation import Wire, refuse, validate
 
 DEFAULT_MAX_TOKENS = 1024
@@ -46,6 +47,9 @@ class ChatBody(Wire):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     ignore_eos: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     pace: PaceBody | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
@@ -90,6 +94,7 @@ class ChatCall:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    tools: ToolUse | None = None
 
 
 def parse_chat(
@@ -120,6 +125,7 @@ def parse_chat(
         stream=bool(chat.stream),
         include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
         return_token_ids=pace.return_token_ids,
+        tools=tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls),
     )
 
 

@@ -16,7 +16,6 @@ from serve.wire.validation import UNSUPPORTED
 WITHOUT_EFFECT = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "priority",
         "prompt_cache_retention",
@@ -51,17 +50,14 @@ USUAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_k": (-1, 0),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
 
 _REASONS: Mapping[str, str] = {
-    "tools": "tools are not supported yet by this server",
-    "functions": "tools are not supported yet by this server",
-    "tool_choice": "tools are not supported yet by this server",
+    "functions": "this server takes 'tools' instead",
+    "function_call": "this server takes 'tool_choice' instead",
     "n": "this server gives one choice per request",
     "response_format": "only {'type': 'text'} is supported by this server",
     "store": "this server stores no completions",

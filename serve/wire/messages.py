@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.transcript import canonical_json
+from engine.transcript import canonical_calls
 from engine.types import Message
 from serve.wire.validation import Wire, refuse
 
@@ -34,8 +33,9 @@ class WireToolCall(Wire):
 class WireMessage(Wire):
     """One message as a client sends it.
 
-    The fields after ``tool_calls`` are what clients copy from an earlier answer: they do not
-    reach the model. ``audio`` and ``function_call`` would, so they must be null.
+    ``reasoning_content`` (``reasoning`` to some clients) is what an answer began with. The
+    fields behind it are what clients copy from an earlier answer: they do not reach the model.
+    ``audio`` and ``function_call`` would, so they must be null.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -43,10 +43,10 @@ class WireMessage(Wire):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[WireToolCall], Field(fail_fast=True)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     annotations: Any = None
     id: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -66,43 +66,25 @@ class WireMessage(Wire):
             raise refuse(f"a message of role {self.role} needs 'content'")
         if self.tool_calls and self.role != "assistant":
             raise refuse("'tool_calls' belong to messages of role assistant")
+        if (self.reasoning or self.reasoning_content) and self.role != "assistant":
+            raise refuse("'reasoning_content' belongs to messages of role assistant")
         if self.role == "tool" and not self.tool_call_id:
             raise refuse("a message of role tool needs 'tool_call_id'")
         return self
 
     def canonical(self) -> Message:
         """The engine's message; equal for every way a client may write the same one."""
-        calls = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {
-                    "name": call.function.name,
-                    "arguments": canonical_arguments(call.function.arguments),
-                },
-            }
-            for call in self.tool_calls or ()
-        ]
+        calls = self.tool_calls or ()
         return Message(
             role=self.role,
             content=self.content or "",
             name=self.name,
             tool_call_id=self.tool_call_id,
-            tool_calls=canonical_json(calls) if calls else None,
+            tool_calls=canonical_calls(
+                (call.id, call.function.name, call.function.arguments) for call in calls
+            ),
+            reasoning=self.reasoning_content or self.reasoning or None,
         )
-
-
-def canonical_arguments(text: str) -> str:
-    """JSON text with sorted keys, spaced as models write it; what is no JSON stays as it is.
-
-    Clients write a call's arguments again from a parsed object, in another order or spacing: it
-    is the same call.
-    """
-    try:
-        value = json.loads(text)
-        return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):  # also NaN and Infinity, which are no JSON
-        return text
 
 
 def _part_text(index: int, part: object) -> str:

@@ -79,7 +79,8 @@ def validate(kind: type[T], body: Mapping[str, Any], *, prefix: str = "") -> T:
 
 def _first_complaint(error: ValidationError, prefix: str) -> InvalidRequest:
     item = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = ".".join([*([prefix] if prefix else []), *(str(part) for part in item["loc"])])
+    path = [str(part) for part in item["loc"] if not str(part).startswith("<")]  # no tags of unions
+    param = ".".join([*([prefix] if prefix else []), *path])
     code = _CODES.get(item["type"], "invalid_value")
     match item["type"]:
         case "missing":

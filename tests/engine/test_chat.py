@@ -17,7 +17,7 @@ from engine.types import Message
 from tests.support.protocol_model import CHAT_TEMPLATE, byte_tokenizer
 
 CALLS = canonical_json(
-    [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]
+    [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 )
 TEXTS = st.text("ab \n<>|€😀'", max_size=12) | st.sampled_from(
     [

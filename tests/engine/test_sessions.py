@@ -22,7 +22,7 @@ from engine.errors import (
 )
 from engine.pool import memory_limit
 from engine.runner import ModelRunner
-from engine.transcript import chain_digests
+from engine.transcript import EMPTY_DIGEST, transcript_digests
 from engine.types import Match, Message, Sampling, ScoreRequest, TurnEvent, TurnFailed
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import outcome, policy_config, request, state_of
@@ -53,7 +53,7 @@ def talk(engine: KVEngine, name: str, *texts: str, namespace: str = "") -> list[
 def matched(
     engine: KVEngine, name: str | None, transcript: Sequence[Message], namespace: str = ""
 ) -> Match:
-    return engine.match(namespace, name, list(chain_digests(transcript)))
+    return engine.match(namespace, name, transcript_digests(transcript))
 
 
 NEXT = Message("user", "next")
@@ -71,8 +71,8 @@ def test_a_resent_transcript_is_matched_to_what_the_session_holds(engine: KVEngi
     assert caught.value.param == "messages.0"
     with pytest.raises(SessionDiverged, match="ends after 1 messages"):
         matched(engine, "s", transcript[:1])
-    assert engine.match("", "s", [b"?" * 16], append=True) == Match("s", "current", 4)
-    assert engine.match("", "t", [b"?" * 16], append=True) == Match("t", "new", 0)
+    assert engine.match("", "s", [EMPTY_DIGEST, b"?" * 16], append=True) == Match("s", "current", 4)
+    assert engine.match("", "t", [EMPTY_DIGEST, b"?" * 16], append=True) == Match("t", "new", 0)
 
 
 def test_a_transcript_finds_only_idle_sessions_of_its_own_namespace(engine: KVEngine) -> None:

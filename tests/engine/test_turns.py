@@ -32,7 +32,7 @@ Script = Callable[[list[int]], None]
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     """``script(tokens)``: the model will "sample" these, in this order."""
     planned: list[int] = []
-    monkeypatch.setattr("engine.engine.draw", lambda *_: planned.pop(0))
+    monkeypatch.setattr("engine.answering.draw", lambda *_: planned.pop(0))
     yield planned.extend
     assert not planned, "the engine drew fewer tokens than the test planned"
 

@@ -23,7 +23,7 @@ class Finds(FakeEngine):
         *,
         append: bool = False,
     ) -> Match:
-        if session_id is None and digests:
+        if session_id is None and len(digests) > 1:
             return Match("found", "current", 0)
         return super().match(namespace, session_id, digests, append=append)
 

@@ -91,7 +91,7 @@ def test_usual_values_are_accepted_and_others_refused(name: str) -> None:
         ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_value"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function", "missing_required_parameter"),
         ({"store": True}, "store", "unsupported_value"),
         ({"unheard_of": 1}, "unheard_of", "unknown_parameter"),
         ({"temperature": 2.1}, "temperature", "invalid_value"),

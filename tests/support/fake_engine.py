@@ -116,12 +116,13 @@ class FakeEngine:
             session = self.known.get((namespace, session_id))
             if session is None:
                 return Match(session_id, "new", 0)
-            held = list(chain_digests(session.messages))
+            held = [digests[0], *chain_digests(session.messages, digests[0])]
+            known = len(session.messages)
             if append:
-                return Match(session_id, "current", len(held))
-            if len(held) >= len(digests) or list(digests[: len(held)]) != held:
+                return Match(session_id, "current", known)
+            if known >= len(digests) - 1 or list(digests[: known + 1]) != held:
                 raise SessionDiverged("the transcript differs", param="messages.0")
-            return Match(session_id, "current", len(held))
+            return Match(session_id, "current", known)
 
     def submit(self, request: TurnRequest, on_event: Callable[[TurnEvent], None]) -> FakeTurn:
         time.sleep(self.submit_delay_s)

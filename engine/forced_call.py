@@ -1,0 +1,128 @@
+"""Makes a model write a call: tokens that would break the tool's JSON schema are never drawn.
+
+The grammar engine is llguidance; here is what it needs to know about calls.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from torch import Tensor
+
+from engine.chat_formats import ToolFormat
+from engine.errors import InvalidRequest
+from engine.types import ToolUse
+
+
+class ForcedCall:
+    """The rest of one call, behind ``ToolFormat.opening``. Used by one turn."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        """Whether the call's object is closed."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """``logits`` ``[V]`` with −∞ for every token that cannot follow."""
+        # one byte per token: 0 where it is forbidden
+        mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
+        count = min(len(mask), len(logits))
+        allowed = torch.zeros(len(logits), dtype=torch.bool)
+        allowed[:count] = mask[:count] != 0
+        return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
+
+    def accept(self, token: int) -> None:
+        """Go on behind ``token``. Raises RuntimeError when it was not allowed."""
+        if not self._matcher.consume_token(token):
+            raise RuntimeError(f"the grammar refuses a token: {self._matcher.get_error()}")
+
+
+class CallGrammars:
+    """Grammars of forced calls for one tokenizer."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+        """
+        Args:
+            tokenizer: a fast tokenizer of transformers.
+            vocabulary: size V of the model's logits.
+        """
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._prepared: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def forced(self, tools: ToolUse | None, form: ToolFormat | None) -> ForcedCall | None:
+        """The grammar of a call of ``tools.name``, or of any of the tools; None unless a call is
+        required. Thread-safe.
+
+        Raises:
+            InvalidRequest: a tool's parameters are a schema that cannot be enforced.
+        """
+        if tools is None or form is None or tools.choice != "required":
+            return None
+        with self._lock:  # made when the first call is forced: it takes a moment
+            prepared = self._prepare()
+        # no runs of space between tokens: a weak model would get lost in them
+        grammar = LLMatcher.grammar_from_json_schema(
+            _call_schema(tools, form), overrides={"whitespace_flexible": False}
+        )
+        matcher = LLMatcher(prepared, grammar, log_level=0)
+        if matcher.is_error():
+            raise InvalidRequest(
+                "a call cannot be forced, since its parameters are not a schema this server can "
+                f"enforce ({matcher.get_error().splitlines()[0]}); simplify it, or use "
+                "tool_choice 'auto'",
+                param="tools",
+            )
+        return ForcedCall(matcher)
+
+    def _prepare(self) -> LLTokenizer:
+        if self._prepared is None:
+            text = self._tokenizer.backend_tokenizer.to_str()
+            self._prepared = LLTokenizer(
+                text, n_vocab=self._vocabulary, eos_token=self._tokenizer.eos_token_id
+            )
+        return self._prepared
+
+
+def _call_schema(tools: ToolUse, form: ToolFormat) -> dict[str, Any]:
+    """JSON schema of a call's object. Parameters move below ``$defs``, their references too."""
+    choices, definitions = [], {}
+    for index, tool in enumerate(json.loads(tools.definitions)):
+        function = tool["function"]
+        if tools.name not in (None, function["name"]):
+            continue
+        place = f"tool{index}"
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        definitions[place] = _moved(parameters, f"#/$defs/{place}")
+        properties: dict[str, Any] = {"name": {"const": function["name"]}}
+        properties[form.arguments] = {"$ref": f"#/$defs/{place}"}
+        choices.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": choices, "$defs": definitions}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """``schema`` with its references to itself pointing to ``place``."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
