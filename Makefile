@@ -94,5 +94,5 @@ $(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
 	@touch $@
 
 $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
-	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[test,lint]'
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[test,lint,clients]'
 	@touch $@ $(RUN_STAMP)

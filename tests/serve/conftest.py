@@ -17,9 +17,15 @@ from serve.engine_client import HandleClient
 from serve.routes import create_app
 from tests.support.fake_engine import FakeEngine
 from tests.support.local_handle import LocalHandle
+from tests.support.network import no_network
 from tests.support.server import Server, started
 
 BODY_BYTES = 8 * 1024 * 1024
+# What clients would ask of hosts elsewhere, or tell them, at import or with every call.
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else litellm's import fetches a list of prices
+    "LANGSMITH_TRACING": "false",  # else LangChain reports its calls where the user asked for it
+}
 LIMITS = LimitsConfig(body_bytes=20_000, messages=40)
 
 
@@ -64,3 +70,13 @@ def raw(server: Server) -> Iterator[httpx.Client]:
     """Plain HTTP to the same server."""
     with httpx.Client(base_url=server.url, timeout=60) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """While the tests of a module run clients, nothing beyond loopback is asked for."""
+    with pytest.MonkeyPatch.context() as patch, no_network():
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        patch.setenv("LLM_USER_PATH", str(tmp_path_factory.mktemp("llm")))
+        yield

@@ -1,0 +1,91 @@
+"""Clients as people use them, unmodified and without a session key: turns cost what is new.
+
+What passes the model's embedding is watched, turn by turn.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients import (
+    SYSTEM,
+    ChatClient,
+    LangChainChat,
+    LiteLLMChat,
+    LLMChat,
+    OpenAIChat,
+    PydanticAIChat,
+)
+from tests.support.local_server import LocalServer, local_server
+from tests.support.watch import SessionWatch
+
+TURNS = 20
+ANSWER = 8
+LONGEST = 4000
+MODEL = "protocol"
+KINDS = (OpenAIChat, LangChainChat, LiteLLMChat, PydanticAIChat, LLMChat)
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@pytest.fixture(scope="module")
+def server(protocol_model: Path) -> Iterator[LocalServer]:
+    with local_server(protocol_model, max_session_tokens=LONGEST) as made:
+        yield made
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_turn_computes_what_is_new(
+    server: LocalServer, kind: type[ChatClient], stream: bool
+) -> None:
+    client = kind(server.base_url, MODEL, ANSWER, stream)
+    watch = SessionWatch(server, ANSWER)
+    new = [{"role": "system", "content": SYSTEM}]
+    for number in range(TURNS):
+        text = f"{kind.__name__} asks, {stream}: question {number}?"
+        new.append({"role": "user", "content": text})
+        watch.turn(new, client.say(text))
+        new = []
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Where a client's errors are defined, and their names there: an unknown model, a bad
+    parameter, a transcript that is too long."""
+
+    module: str
+    unknown: str
+    bad: str
+    long: str
+
+
+ERRORS = {
+    OpenAIChat: Errors("openai", "NotFoundError", "BadRequestError", "BadRequestError"),
+    LangChainChat: Errors("openai", "NotFoundError", "BadRequestError", "BadRequestError"),
+    LiteLLMChat: Errors(
+        "litellm", "NotFoundError", "BadRequestError", "ContextWindowExceededError"
+    ),
+    PydanticAIChat: Errors("pydantic_ai", "ModelHTTPError", "ModelHTTPError", "ModelHTTPError"),
+    LLMChat: Errors("openai", "NotFoundError", "BadRequestError", "BadRequestError"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_errors_are_the_client_s_own(
+    server: LocalServer, kind: type[ChatClient], stream: bool
+) -> None:
+    errors = ERRORS[kind]
+    module = importlib.import_module(errors.module)
+    with pytest.raises(getattr(module, errors.unknown), match="'none-such' does not exist"):
+        kind(server.base_url, "none-such", ANSWER, stream).say("Hello")
+    with pytest.raises(getattr(module, errors.bad), match=r"max_(completion_)?tokens"):
+        kind(server.base_url, MODEL, 0, stream).say("Hello")
+    with pytest.raises(getattr(module, errors.long), match=f"maximum context length is {LONGEST}"):
+        kind(server.base_url, MODEL, ANSWER, stream).say("long " * LONGEST)
+    assert server.passed.take() == []
