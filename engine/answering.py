@@ -88,4 +88,3 @@ class Answering:
         if self._ends_in_call and self._chat.tools is not None:
             return self._chat.encode(self._chat.tools.ending) + closing
         return closing
-
