@@ -12,7 +12,6 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -28,6 +27,8 @@ from serve.config import LimitsConfig
 from serve.engine_client import EngineClient
 from serve.keys import ApiKeys
 from serve.metrics import METRICS_CONTENT_TYPE, render_metrics
+from serve.openapi import openapi_document
+from serve.release import release
 from serve.requests import aside, check_model, read_body
 from serve.responses import error_response, http_error
 from serve.session_routes import SessionRoutes
@@ -46,10 +47,13 @@ class Routes:
     """Handlers of all routes but those of sessions. Stateless but for the engine's unchanging
     facts."""
 
-    def __init__(self, client: EngineClient, limits: LimitsConfig, logger: logging.Logger) -> None:
+    def __init__(
+        self, client: EngineClient, limits: LimitsConfig, logger: logging.Logger, keyed: bool
+    ) -> None:
         self._client = client
         self._limits = limits
         self._logger = logger
+        self._document = openapi_document(keyed)
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
@@ -106,6 +110,10 @@ class Routes:
         )
         return Response(text, media_type=METRICS_CONTENT_TYPE)
 
+    async def openapi(self, request: Request) -> Response:
+        """``GET /openapi.json``."""
+        return JSONResponse(self._document)
+
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """``endpoint`` with every exception turned into the error envelope."""
 
@@ -138,7 +146,8 @@ def create_app(
     keys: ApiKeys | None = None,
 ) -> FastAPI:
     """The ASGI application. ``keys`` None: everybody may use it."""
-    routes, of_sessions = Routes(client, limits, logger), SessionRoutes(client, limits)
+    routes = Routes(client, limits, logger, keyed=keys is not None)
+    of_sessions = SessionRoutes(client, limits)
     app = FastAPI(title="PACE", openapi_url=None, redirect_slashes=False)
     session = "/v1/sessions/{session_id}"
     table: list[tuple[str, str, Endpoint]] = [
@@ -147,6 +156,7 @@ def create_app(
         ("GET", "/v1/models/{model:path}", routes.model),
         ("GET", "/health", routes.health),
         ("GET", "/metrics", routes.metrics),
+        ("GET", "/openapi.json", routes.openapi),
         ("GET", "/v1/sessions", of_sessions.sessions),
         ("GET", session, of_sessions.session),
         ("DELETE", session, of_sessions.delete),
@@ -173,9 +183,5 @@ def _model_json(info: EngineInfo) -> dict[str, Any]:
 
 
 def _fingerprint(info: EngineInfo) -> str:
-    try:
-        release = version("pace-engine")
-    except PackageNotFoundError:
-        release = "source"
-    digest = hashlib.blake2b(f"{info.model_name} {release}".encode(), digest_size=5)
+    digest = hashlib.blake2b(f"{info.model_name} {release()}".encode(), digest_size=5)
     return f"fp_{digest.hexdigest()}"

@@ -14,13 +14,13 @@ from serve.wire.fields import drop_neutral
 from serve.wire.messages import WireMessage
 from serve.wire.plan import PaceBody, choose_session_id
 from serve.wire.tools import ToolChoice, Tools, tool_use
-from serve.wire.validation import Wire, refuse, validate
+from serve.wire.validation import WHOLE, Wire, refuse, validate
 
 DEFAULT_MAX_TOKENS = 1024
 MAX_STOPS = 4
 
 Stop = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 
 
 class StreamOptions(Wire):
@@ -42,10 +42,10 @@ class ChatBody(Wire):
     max_completion_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stop: list[Stop] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     ignore_eos: bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None

@@ -11,7 +11,7 @@ from engine.types import Message
 from serve.wire.validation import Wire, refuse
 
 # Keys a text part may carry without changing its text (cache hints, citations).
-_PART_EXTRAS = frozenset({"annotations", "cache_control", "citations", "id", "index"})
+PART_EXTRAS = frozenset({"annotations", "cache_control", "citations", "id", "index"})
 
 
 class WireFunction(Wire):
@@ -94,7 +94,7 @@ def _part_text(index: int, part: object) -> str:
         raise refuse(f"part {index} is not of type 'text': only text works", unsupported=True)
     if not isinstance(part.get("text"), str):
         raise refuse(f"part {index} needs 'text', a string")
-    extra = part.keys() - {"type", "text"} - _PART_EXTRAS
+    extra = part.keys() - {"type", "text"} - PART_EXTRAS
     if extra:
         raise refuse(f"part {index} has the unknown key '{min(extra)}'", unsupported=True)
     return str(part["text"])

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from engine.errors import InvalidRequest
 from engine.types import PlanSegment, PlanUpdate
-from serve.wire.validation import Wire, refuse
+from serve.wire.validation import WHOLE, Wire, refuse
 
 SESSION_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_PLAN_ENTRIES = 10_000
@@ -22,8 +22,8 @@ _STEP_KEY = re.compile(r"[1-9][0-9]{0,8}")
 
 _FEW = Field(max_length=MAX_PLAN_ENTRIES, fail_fast=True)
 
-Step = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
-Index = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Step = Annotated[int, Field(ge=1, le=MAX_NUMBER), WHOLE]
+Index = Annotated[int, Field(ge=0, le=MAX_NUMBER), WHOLE]
 Steps = Annotated[list[Step], _FEW]
 Indices = Annotated[list[Index], _FEW]
 
@@ -55,8 +55,8 @@ class PaceBody(Wire):
     plan: (
         Annotated[
             dict[int, Steps],
-            BeforeValidator(_integer_keys),
             Field(max_length=MAX_PLAN_ENTRIES),
+            BeforeValidator(_integer_keys),
         ]
         | None
     ) = None
@@ -117,16 +117,20 @@ def choose_session_id(header: str | None, body: Mapping[str, Any]) -> str | None
     """The session a request names, or None.
 
     The first of: header ``X-Session-Id``, ``pace.session_id``, ``session_id``,
-    ``prompt_cache_key``.
+    ``prompt_cache_key``. The first three are checked even when they are not used;
+    ``prompt_cache_key`` is OpenAI's and may be any text beside one of them.
+
+    Raises:
+        InvalidRequest: one of them is no session id.
     """
     pace = body.get("pace")
     candidates = (
         (header, "X-Session-Id"),
         (pace.get("session_id") if isinstance(pace, Mapping) else None, "pace.session_id"),
         (body.get("session_id"), "session_id"),
-        (body.get("prompt_cache_key"), "prompt_cache_key"),
     )
-    for value, param in candidates:
-        if value is not None:
-            return check_session_id(value, param)
-    return None
+    named = [check_session_id(value, param) for value, param in candidates if value is not None]
+    key = body.get("prompt_cache_key")
+    if named or key is None:
+        return named[0] if named else None
+    return check_session_id(key, "prompt_cache_key")

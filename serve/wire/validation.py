@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from engine.errors import InvalidRequest
@@ -22,6 +22,14 @@ _CODES = {
 
 # Each unknown key of an object costs pydantic a complaint; no object here has as many fields.
 MAX_KEYS = 100
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+"""JSON has one kind of number: 5.0 is the integer 5."""
 
 
 class Wire(BaseModel):

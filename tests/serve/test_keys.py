@@ -113,6 +113,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         ("GET", "/v1/sessions/s/events"),
         ("POST", "/v1/sessions/s/score"),
         ("PUT", "/v1/sessions/s/blueprint"),
+        ("GET", "/openapi.json"),
         ("GET", "/docs"),
         ("GET", "/health/more"),
         ("GET", "/nowhere"),

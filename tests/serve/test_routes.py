@@ -236,7 +236,10 @@ def test_models(http: TestClient) -> None:
 def test_routing_errors_have_envelopes(http: TestClient) -> None:
     assert error_of(http.get("/v1/nothing"), 404)["code"] == "not_found"
     assert error_of(http.get("/v1/models/"), 404)["type"] == "invalid_request_error"
-    assert error_of(http.put(CHAT), 405)["code"] == "method_not_allowed"
+    wrong = http.put(CHAT)
+    assert error_of(wrong, 405)["code"] == "method_not_allowed"
+    assert wrong.headers["allow"] == "POST"
+    assert http.patch("/v1/sessions/s").headers["allow"] == "DELETE, GET, HEAD"
     assert error_of(http.post(CHAT, content=b"{"), 400)["code"] == "invalid_json"
 
 

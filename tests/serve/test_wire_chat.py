@@ -61,6 +61,17 @@ def test_all_supported_fields() -> None:
     assert call.stream and call.include_usage
 
 
+def test_a_number_without_a_fraction_is_an_integer() -> None:
+    floats = {"max_tokens": 7.0, "seed": -3.0, "top_logprobs": 2e0, "logprobs": True, "n": 1.0}
+    pace = {"step": 7.0, "plan": {"7": [1.0]}, "segments": [{"messages": [0.0], "readers": [9.0]}]}
+    whole = {"max_tokens": 7, "seed": -3, "top_logprobs": 2, "logprobs": True}
+    plan = {"step": 7, "plan": {"7": [1]}, "segments": [{"messages": [0], "readers": [9]}]}
+    assert parse(**floats, pace=pace) == parse(**whole, pace=plan)
+    assert refusal(max_tokens=7.5).param == "max_tokens"
+    assert refusal(seed=2.0**63).param == "seed"
+    assert refusal(pace={"step": 0.0}).param == "pace.step"
+
+
 def test_one_stop_string() -> None:
     assert parse(stop="END").sampling.stop == ("END",)
 
@@ -334,6 +345,13 @@ def test_session_ids_are_checked_wherever_they_come_from(bad: str) -> None:
     assert refusal(pace={"session_id": bad}).param == "pace.session_id"
     assert refusal(session_id=bad).param == "session_id"
     assert refusal(prompt_cache_key=bad).param == "prompt_cache_key"
+
+
+def test_a_cache_key_beside_a_session_id_may_be_any_text() -> None:
+    assert parse(session_id="s", prompt_cache_key="two words").session_id == "s"
+    assert parse(header="h", prompt_cache_key="two words").session_id == "h"
+    assert refusal(header="h", session_id="two words").param == "session_id"
+    assert refusal(header="h", pace={"session_id": "two words"}).param == "pace.session_id"
 
 
 def test_the_longest_session_id() -> None:
