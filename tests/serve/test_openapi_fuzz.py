@@ -24,6 +24,7 @@ BEYOND_SCHEMAS = {
     "max_tokens",  # differs from max_completion_tokens
     "top_logprobs",  # needs logprobs
     "stream_options",  # needs stream
+    "tool_choice",  # needs tools
     "prompt_cache_key",  # is the session's id when nothing else is
     "session_id",  # of a blueprint: the path's
     "step",  # of a session only rise
