@@ -171,7 +171,7 @@ class Scheduler:
     def _isolate(self, tasks: list[Task], error: Exception) -> None:
         """A failed forward fails the turn that causes it, found by running each alone."""
         if len(tasks) == 1:
-            log.error("a forward failed: %s: %s", type(error).__name__, error)
+            log.error("a forward failed", exc_info=error)
             self._throw(tasks[0], EngineFailure(f"the forward failed: {type(error).__name__}"))
             return
         for task in tasks:

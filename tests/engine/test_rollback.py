@@ -81,11 +81,16 @@ def used_bytes(engine: KVEngine) -> int:
     return engine.store.pool.bytes_allocated - free_bytes(engine.store.pool)
 
 
-def end_of(queue: SimpleQueue[TurnEvent]) -> TurnDone | TurnFailed:
-    while True:
-        event = queue.get(timeout=60)
-        if isinstance(event, TurnDone | TurnFailed):
-            return event
+def until_end(queue: SimpleQueue[TurnEvent]) -> list[TurnEvent]:
+    """The events of a turn; the last one is its end."""
+    events: list[TurnEvent] = []
+    while not events or not isinstance(events[-1], TurnDone | TurnFailed):
+        events.append(queue.get(timeout=60))
+    return events
+
+
+def end_of(queue: SimpleQueue[TurnEvent]) -> TurnEvent:
+    return until_end(queue)[-1]
 
 
 # forwards of the second turn: 5 chunks, then decode
@@ -135,15 +140,17 @@ def test_a_cancelled_first_turn_leaves_no_session(
         engine.session("", "s")
 
 
-@pytest.mark.parametrize("at", [1, 12])
+# four chunks fill the staging area; of decoded tokens all go into one forward
+@pytest.mark.parametrize(("at", "beside"), [(1, 4), (12, 8)])
 def test_a_failing_forward_fails_its_own_turn_alone(
-    at: int, tiny: ModelRunner, recorder: Recorder, make_engine: MakeEngine
+    at: int, beside: int, tiny: ModelRunner, recorder: Recorder, make_engine: MakeEngine
 ) -> None:
     engine, twin = make_engine(tiny, POLICIES), make_engine(tiny, POLICIES)
-    names = ["a", "b", "c", "d"]
+    names = list("abcdefgh")
     for one in (engine, twin):
         for name in names:
             run(one, TEXTS[0], name, plan=PLAN)
+    memory = used_bytes(engine)
     events: dict[str, SimpleQueue[TurnEvent]] = {name: SimpleQueue() for name in names}
     forwards, packed = 0, 0
 
@@ -153,7 +160,7 @@ def test_a_failing_forward_fails_its_own_turn_alone(
         forwards += mine
         if mine and forwards > at:
             packed = max(packed, len(works))
-            raise RuntimeError("no forward for this row")
+            raise RuntimeError(f"no forward for {TEXTS[1]}")
 
     with engine.scheduler._wake:
         for name in names:
@@ -161,15 +168,20 @@ def test_a_failing_forward_fails_its_own_turn_alone(
             if name == "b":
                 broken = turn.state.row
         recorder.before = fail_b
-    ends = {name: end_of(events[name]) for name in names}
+    seen = {name: until_end(events[name]) for name in names}
     recorder.before = None
-    assert packed == len(names), "the failure was to hit a packed forward"
-    failed = ends.pop("b")
+    assert packed == beside, "the failure was to hit a packed forward"
+    failed = seen.pop("b")[-1]
     assert isinstance(failed, TurnFailed) and isinstance(failed.error, EngineFailure)
-    assert all(isinstance(end, TurnDone) for end in ends.values())
+    assert "second" not in failed.error.message
     check_engine(engine)
-    for name in ends:
-        run(twin, TEXTS[1], name)
+    for name, given in seen.items():
+        got, wanted = outcome(given), run(twin, TEXTS[1], name)
+        assert (got.text, got.token_ids, got.done) == (wanted.text, wanted.token_ids, wanted.done)
+        assert got.logprobs == pytest.approx(wanted.logprobs, abs=1e-6)
+    # the seven keep the state before the turn too; the eighth has what it had
+    row = engine.store.pool.row_bytes(RULES.budget + RULES.interval)
+    assert used_bytes(engine) == memory + (len(names) - 1) * row
     for name in names:
         assert_next_turn_is_the_same(engine, twin, name)
     engine.check_health()
