@@ -74,8 +74,42 @@ def build_app(config: ServeConfig, gpus: float | None = None) -> Any:
         config: the server's configuration.
         gpus: GPUs to reserve per engine; None: from the configuration.
     """
-    threads = config.engine.thread_count
-    common: dict[str, Any] = {
+    engine = engine_deployment(config, gpus).bind(config)
+    return ingress_deployment(config).bind(config, engine)
+
+
+def engine_deployment(config: ServeConfig, gpus: float | None = None) -> Any:
+    """The ``Engine`` deployment; bind it to its configuration.
+
+    Args:
+        config: the server's configuration.
+        gpus: GPUs to reserve per engine; None: from the configuration.
+    """
+    return ray_serve.deployment(
+        name="Engine",
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        ray_actor_options={
+            "num_cpus": config.replica.cpus,
+            "num_gpus": gpus if gpus is not None else engine_gpus(config),
+            "runtime_env": {
+                # Ray would give a replica of less than one CPU a single thread.
+                "env_vars": {**_ENGINE_ENV, "OMP_NUM_THREADS": str(config.engine.thread_count)}
+            },
+        },
+        **_common(config),
+    )(NamedEngineReplica)
+
+
+def ingress_deployment(config: ServeConfig) -> Any:
+    """The ``Ingress`` deployment; bind it to its configuration and the engine."""
+    return ray_serve.deployment(
+        name="Ingress", ray_actor_options={"num_cpus": _INGRESS_CPUS}, **_common(config)
+    )(ray_serve.ingress()(Ingress))
+
+
+def _common(config: ServeConfig) -> dict[str, Any]:
+    return {
         "logging_config": QUIET,
         "graceful_shutdown_timeout_s": config.graceful_shutdown_s,
         "graceful_shutdown_wait_loop_s": 0.2,
@@ -83,21 +117,6 @@ def build_app(config: ServeConfig, gpus: float | None = None) -> Any:
         # A wrong model or configuration does not get better by trying again.
         "max_constructor_retry_count": 1,
     }
-    engine = ray_serve.deployment(
-        name="Engine",
-        health_check_period_s=_HEALTH_PERIOD_S,
-        health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        ray_actor_options={
-            "num_cpus": config.replica.cpus,
-            "num_gpus": gpus if gpus is not None else engine_gpus(config),
-            "runtime_env": {"env_vars": {**_ENGINE_ENV, "OMP_NUM_THREADS": str(threads)}},
-        },
-        **common,
-    )(NamedEngineReplica)
-    ingress = ray_serve.deployment(
-        name="Ingress", ray_actor_options={"num_cpus": _INGRESS_CPUS}, **common
-    )(ray_serve.ingress()(Ingress))
-    return ingress.bind(config, engine.bind(config))
 
 
 def engine_gpus(config: ServeConfig) -> float:

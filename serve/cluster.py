@@ -37,7 +37,7 @@ class StartFailed(PaceError):
     code = "start_failed"
 
 
-def ray_environment(config: ServeConfig) -> dict[str, str]:
+def ray_environment() -> dict[str, str]:
     """Environment variables Ray and its workers must see, set before Ray is imported."""
     keys = keys_file()
     return {
@@ -58,8 +58,9 @@ def ray_environment(config: ServeConfig) -> dict[str, str]:
         # Workers made in advance are never used: every deployment has its own environment.
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
-        # The default, 4 MB, is less than one long request.
-        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * config.limits.body_bytes + 4 * MIB),
+        # Requests go in pieces, but a long session's ledger comes as one message, which the
+        # default, 4 MB, may not hold.
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * MIB),
         # Ray's workers would yield to every other process; the engine is what the server is for.
         "RAY_worker_niceness": "0",
         # Ten looks around a second cost a twentieth of a core.
@@ -99,7 +100,7 @@ class LocalCluster:
             StartFailed: with the root cause.
         """
         progress("Starting Ray")
-        _set_environment(ray_environment(self._config))
+        _set_environment(ray_environment())
         import ray
         from ray import serve as ray_serve
 

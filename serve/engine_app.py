@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import PaceError
@@ -17,6 +18,7 @@ from serve import logs
 from serve.calls import Admitted, EngineInfo, EventBridge, Events, Inbox, Outcome
 from serve.config import ServeConfig
 from serve.start_errors import mark_start_error
+from serve.uploads import ABANDONED_S, PIECE_BYTES, Uploaded, Uploads, unpack
 from serve.wire.errors import as_pace_error
 
 # Methods of the engine that ``call`` passes on.
@@ -25,6 +27,8 @@ BLOCKING_METHODS = frozenset({"score"})
 
 _QUICK_THREADS = 8
 _BLOCKING_THREADS = 4
+# Requests that may arrive in pieces at the same time, each as large as a body may be.
+_UPLOADS = 4
 
 EngineFactory = Callable[[EngineConfig], Engine]
 
@@ -57,27 +61,52 @@ class EngineReplica:
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="call")
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="score")
         self._bridge: EventBridge | None = None
+        self._uploads = Uploads(_UPLOADS * (config.limits.body_bytes + PIECE_BYTES))
 
     async def info(self) -> EngineInfo:
         """Model name and limits."""
         return EngineInfo(self._engine.model_name, self._engine.max_session_tokens, self._replica)
 
+    async def upload(self, upload_id: str, at: int, piece: bytes) -> Outcome:
+        """Take a piece of a large request; ``match``, ``call`` or ``turn`` names it then."""
+        try:
+            self._uploads.put(upload_id, at, piece)
+        except PaceError as error:
+            return Outcome(error=error)
+        # without the call it is for, and without another upload, it still goes
+        asyncio.get_running_loop().call_later(ABANDONED_S + 1, self._uploads.sweep)
+        return Outcome()
+
+    async def discard(self, upload_id: str) -> None:
+        """Free the pieces of a request that will not come."""
+        self._uploads.discard(upload_id)
+
     async def match(
-        self, namespace: str, session_id: str | None, digests: bytes, append: bool
+        self, namespace: str, session_id: str | None, digests: bytes | Uploaded, append: bool
     ) -> Outcome:
         """``Engine.match``; the digests come as one string of bytes, ``DIGEST_BYTES`` each."""
-        split = [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+        try:
+            whole = await self._whole(digests)
+        except PaceError as error:
+            return Outcome(error=error)
+        split = [whole[at : at + DIGEST_BYTES] for at in range(0, len(whole), DIGEST_BYTES)]
         find = partial(self._engine.match, namespace, session_id, split, append=append)
         return await self._outcome(self._quick, "match", find)
 
     async def call(self, method: str, *args: object) -> Outcome:
-        """Run one of the engine's methods off the event loop; its error comes as a value."""
+        """Run one of the engine's methods off the event loop; its error comes as a value.
+        One ``Uploaded`` stands for all arguments."""
         if method not in QUICK_METHODS | BLOCKING_METHODS:
             raise ValueError(f"{method} is not a method the ingress may call")
+        if len(args) == 1 and isinstance(args[0], Uploaded):
+            try:
+                args = await self._whole(args[0])
+            except PaceError as error:
+                return Outcome(error=error)
         pool = self._blocking if method in BLOCKING_METHODS else self._quick
         return await self._outcome(pool, method, partial(getattr(self._engine, method), *args))
 
-    async def turn(self, request: TurnRequest) -> AsyncIterator[Admitted | Events]:
+    async def turn(self, request: TurnRequest | Uploaded) -> AsyncIterator[Admitted | Events]:
         """Run a turn: first ``Admitted``, then batches of events, the last one holding
         ``TurnDone`` or ``TurnFailed``. A turn that is refused yields one ``TurnFailed``.
 
@@ -85,7 +114,7 @@ class EngineReplica:
         """
         inbox = Inbox()
         try:
-            handle = await self._submit(request, inbox)
+            handle = await self._submit(await self._whole(request), inbox)
         except Exception as error:
             yield (TurnFailed(self._known(error, "submit")),)
             return
@@ -126,6 +155,13 @@ class EngineReplica:
         except Exception as error:
             return Outcome(error=self._known(error, method))
         return Outcome(value=value)
+
+    async def _whole(self, value: Any) -> Any:
+        """``value``, or what was uploaded for it."""
+        if not isinstance(value, Uploaded):
+            return value
+        raw = self._uploads.take(value)
+        return await asyncio.get_running_loop().run_in_executor(self._quick, unpack, raw)
 
     async def _submit(self, request: TurnRequest, inbox: Inbox) -> TurnHandle:
         loop = asyncio.get_running_loop()

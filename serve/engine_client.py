@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ray.exceptions import RayError
@@ -12,9 +14,12 @@ from ray.serve.exceptions import RayServeException
 from engine.errors import EngineFailure
 from engine.types import LedgerEvent, Match, PlanUpdate, ScoreRequest, ScoreResult, TurnRequest
 from serve.calls import Admitted, EngineInfo, Events
+from serve.uploads import PIECE_BYTES, Uploaded, pack, pieces
 from serve.wire.errors import EngineUnavailable
 
 _HEALTH_TIMEOUT_S = 5.0
+# Texts with more characters are serialized in a thread, so that other streams go on meanwhile.
+_PACK_ASIDE = 256 * 1024
 
 
 class EngineClient(Protocol):
@@ -52,13 +57,15 @@ class HandleClient:
 
     Args:
         handle: the deployment handle. Messages go by value over gRPC, which is about twice
-            as fast for streams as by reference through the object store.
+            as fast for streams as by reference through the object store; large ones in pieces
+            (``serve.uploads``).
     """
 
     def __init__(self, handle: Any) -> None:
         self._unary = handle.options(_by_reference=False)
         self._stream = handle.options(stream=True, _by_reference=False)
         self._info: EngineInfo | None = None
+        self._discards: set[asyncio.Future[None]] = set()
 
     async def info(self) -> EngineInfo:
         """Model name and limits; asked once."""
@@ -70,22 +77,30 @@ class HandleClient:
         self, namespace: str, session_id: str | None, digests: Sequence[bytes], append: bool
     ) -> Match:
         """``Engine.match``."""
-        outcome = await self._remote(
-            self._unary.match, namespace, session_id, b"".join(digests), append
-        )
+        sent = await self._parcel(b"".join(digests))
+        try:
+            outcome = await self._remote(self._unary.match, namespace, session_id, sent, append)
+        except BaseException:
+            self._discard(sent)
+            raise
         match: Match = outcome.unwrap()
         return match
 
     async def turn(self, request: TurnRequest) -> AsyncIterator[Admitted | Events]:
         """``EngineReplica.turn``; leaving the loop early cancels the turn."""
-        response = self._stream.turn.remote(request)
+        sent = await self._parcel(request)
+        response = self._stream.turn.remote(sent)
+        arrived = False
         try:
             async for item in response:
+                arrived = True
                 yield item
         except (RayError, RayServeException) as error:
             raise _unavailable(error) from error
         finally:
             response.cancel()
+            if not arrived:
+                self._discard(sent)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """``Engine.score``."""
@@ -134,13 +149,56 @@ class HandleClient:
             raise EngineUnavailable(error.message) from error
 
     async def _call(self, method: str, *args: object) -> Any:
-        return (await self._remote(self._unary.call, method, *args)).unwrap()
+        sent = await self._parcel(args)
+        arguments = (sent,) if isinstance(sent, Uploaded) else args
+        try:
+            return (await self._remote(self._unary.call, method, *arguments)).unwrap()
+        except BaseException:
+            self._discard(sent)
+            raise
+
+    async def _parcel(self, value: object) -> object:
+        """``value`` itself when it fits one message, else its place after an upload."""
+        aside = _characters(value) > _PACK_ASIDE
+        raw = await asyncio.to_thread(pack, value) if aside else pack(value)
+        if len(raw) <= PIECE_BYTES:
+            return value
+        place = Uploaded(uuid.uuid4().hex, len(raw))
+        try:
+            for at, piece in pieces(raw):
+                (await self._remote(self._unary.upload, place.upload_id, at, piece)).unwrap()
+        except BaseException:
+            self._discard(place)
+            raise
+        return place
+
+    def _discard(self, sent: object) -> None:
+        """Free what was uploaded for a call that may not have come. Waits for nothing."""
+        if not isinstance(sent, Uploaded):
+            return
+
+        async def free() -> None:
+            with suppress(EngineUnavailable):  # with the replica its uploads are gone
+                await self._remote(self._unary.discard, sent.upload_id)
+
+        task = asyncio.ensure_future(free())
+        self._discards.add(task)  # the loop itself holds no task
+        task.add_done_callback(self._discards.discard)
 
     async def _remote(self, method: Any, *args: object) -> Any:
         try:
             return await method.remote(*args)
         except (RayError, RayServeException) as error:
             raise _unavailable(error) from error
+
+
+def _characters(value: object) -> int:
+    """Length of the texts in a request, or in the arguments of a call."""
+    if isinstance(value, tuple):
+        return sum(map(_characters, value))
+    if isinstance(value, TurnRequest | ScoreRequest):
+        return sum(len(message.content) for message in value.messages)
+    return len(value) if isinstance(value, bytes) else 0
 
 
 def _unavailable(error: Exception) -> EngineUnavailable:

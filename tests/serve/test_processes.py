@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from serve.cluster import auth_token_path, make_temp_folder, ray_environment
-from serve.config import ServeConfig
 from serve.processes import pid_exists
 
 # Both run in a process of their own: what they end is everything that process has started, and
@@ -89,7 +88,7 @@ def test_folders_of_dead_servers_are_swept(tmp_path: Path) -> None:
 
 
 def test_the_token_is_made_once_and_secret() -> None:
-    environment = ray_environment(ServeConfig())
+    environment = ray_environment()
     path = Path(environment["RAY_AUTH_TOKEN_PATH"])
     assert environment["RAY_AUTH_MODE"] == "token"
     assert path.stat().st_mode & 0o777 == 0o600

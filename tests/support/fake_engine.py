@@ -89,6 +89,7 @@ class FakeEngine:
         self.healthy = True
         self.closed = False
         self.submit_delay_s = 0.0
+        self.prefill_chunk = PREFILL_CHUNK
         self.stale: list[PaceError] = []  # raised by the next submits, one each
         self._lock = threading.RLock()
         self._made = 0
@@ -160,7 +161,8 @@ class FakeEngine:
         text = request.messages[-1].content
         try:
             new = sum(len(message.content.encode()) for message in request.messages)
-            for done in range(PREFILL_CHUNK, new + PREFILL_CHUNK, PREFILL_CHUNK):
+            chunk = self.prefill_chunk
+            for done in range(chunk, new + chunk, chunk):
                 on_event(ChunkDone(min(done, new), new))
             answer, finish = _answer(text, request)
             for number, byte in enumerate(answer):
