@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.errors import CapacityExceeded, InvalidRequest, PaceError, SessionDiverged
-from engine.transcript import chain_digests
+from engine.transcript import EMPTY_DIGEST, chain_digests
 from engine.types import (
     Match,
     Message,
@@ -152,7 +152,8 @@ def test_scores_blueprints_and_digests_go_in_pieces_too(spy: Spy, client: Handle
         result = await client.score(ask)
         assert [item.token_ids for item in result.continuations] == [(97, 98), (99,)]
         assert scored == [ask]
-        held = list(chain_digests((Message("user", "hello"), Message("assistant", "hel"))))
+        said = (Message("user", "hello"), Message("assistant", "hel"))
+        held = [EMPTY_DIGEST, *chain_digests(said)]
         found = await client.match("", "s", [*held, *[b"n" * 16] * 500_000], False)
         assert found == Match("s", "current", 2)
         with pytest.raises(SessionDiverged):
