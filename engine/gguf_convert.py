@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import time
@@ -17,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelError
 from engine.fetch import Converted, Progress
+from engine.linear import replace_linears
 
 PREFILL_TOKENS = 256
 DECODE_TOKENS = 8
@@ -90,8 +92,13 @@ def measure(model: Any) -> Converted:
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     seconds: dict[str, dict[str, float]] = {}
-    for name in ("float32", "bfloat16"):
-        seconds[name] = _time(model.to(device=device, dtype=getattr(torch, name)))
+    model.to(device=device, dtype=torch.bfloat16)
+    exact = copy.deepcopy(model).float()
+    if device == "cpu":
+        replace_linears(exact)  # as the engine runs it
+    seconds["float32"] = _time(exact)
+    del exact
+    seconds["bfloat16"] = _time(model)
     turns = {
         name: TURN_PREFILLS * s["prefill_256"] + TURN_DECODES * s["decode_1"]
         for name, s in seconds.items()
@@ -104,7 +111,8 @@ def measure(model: Any) -> Converted:
 
 @torch.inference_mode()
 def _time(model: Any) -> dict[str, float]:
-    ids = torch.arange(PREFILL_TOKENS, device=model.device)[None] % model.config.vocab_size
+    device = next(model.parameters()).device
+    ids = torch.arange(PREFILL_TOKENS, device=device)[None] % model.config.vocab_size
 
     def timed(tokens: torch.Tensor) -> float:
         start = time.perf_counter()

@@ -32,7 +32,7 @@ QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 # Progress bars of model loading do not belong in a server's log. Large tensors stay mapped
 # between steps: measured, prefill on a CPU is 17 % faster when the allocator neither returns
 # pages nor faults them in again.
-_ENGINE_ENV = {
+ENGINE_ENV = {
     "TQDM_DISABLE": "1",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "2147483648",
@@ -40,6 +40,10 @@ _ENGINE_ENV = {
     # waiting threads sleep: beside other busy processes, spinning costs several times the work
     "OMP_WAIT_POLICY": "PASSIVE",
     "OPENBLAS_THREAD_TIMEOUT": "4",
+    # oneDNN, used in bfloat16, keeps a kernel for each of the last 1,024 shapes, in two caches; a
+    # session never sees most of them again, and they are the only memory that grows with it
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "LRU_CACHE_CAPACITY": "64",
 }
 
 
@@ -94,7 +98,7 @@ def engine_deployment(config: ServeConfig, gpus: float | None = None) -> Any:
             "num_gpus": gpus if gpus is not None else engine_gpus(config),
             "runtime_env": {
                 # Ray would give a replica of less than one CPU a single thread.
-                "env_vars": {**_ENGINE_ENV, "OMP_NUM_THREADS": str(config.engine.thread_count)}
+                "env_vars": {**ENGINE_ENV, "OMP_NUM_THREADS": str(config.engine.thread_count)}
             },
         },
         **_common(config),

@@ -17,6 +17,7 @@ Prints JSON:
 from __future__ import annotations
 
 import json
+import os
 import resource
 import statistics
 import sys
@@ -208,5 +209,15 @@ def main(tokens: int, rounds: int, decode: int, model: str, clock: str) -> None:
     print(json.dumps({key: round(value, 4) for key, value in figures.items()}, indent=1))
 
 
+def in_engine_environment() -> None:
+    """Begin again with the environment ``pace serve`` gives its engine, unless it is set."""
+    from serve.app import ENGINE_ENV
+
+    if any(os.environ.get(name) != value for name, value in ENGINE_ENV.items()):
+        command = [sys.executable, "-m", "tests.benchmarks.session_speed", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | ENGINE_ENV)
+
+
 if __name__ == "__main__":
+    in_engine_environment()
     main()
