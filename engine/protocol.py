@@ -56,8 +56,8 @@ class Engine(Protocol):
         with the longest matching prefix is chosen, else a new id is made. At least one
         message is always new.
 
-        Raises: SessionDiverged, SessionBusy, SessionNotFound (append to an unknown session
-        is allowed and starts it).
+        Raises: SessionDiverged, SessionBusy, SessionNotFound (append to a session that
+        was dropped to make room; to an unknown one it is allowed and starts it).
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from engine.transcript import EMPTY_DIGEST
 from engine.types import Base, Match
 
 Key = tuple[str, str]
+# Names of sessions dropped to make room that are remembered.
+_MOST_DROPPED = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +66,7 @@ class SessionTable:
     def __init__(self) -> None:
         self._sessions: dict[Key, Session] = {}
         self._by_digest: dict[tuple[str, bytes], set[Key]] = {}
+        self._dropped: OrderedDict[Key, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -84,6 +88,14 @@ class SessionTable:
     def add(self, session: Session) -> None:
         """Register a new session."""
         self._sessions[session.key] = session
+        self._dropped.pop(session.key, None)
+
+    def drop(self, session: Session) -> None:
+        """Forget a session nobody asked to forget: who appends to it is told."""
+        self.remove(session)
+        self._dropped[session.key] = None
+        while len(self._dropped) > _MOST_DROPPED:
+            self._dropped.popitem(last=False)
 
     def remove(self, session: Session) -> None:
         """Forget a session."""
@@ -111,6 +123,12 @@ class SessionTable:
             return self._match_prefix(namespace, digests)
         session = self.find(namespace, session_id)
         if session is None or session.turns == 0:
+            if append and (namespace, session_id) in self._dropped:
+                raise SessionNotFound(
+                    f"session {session_id!r} was dropped to make room for others; send its whole "
+                    "transcript to begin it again",
+                    param="session_id",
+                )
             return Match(session_id, "new", 0)
         if append:
             if digests[0] not in (EMPTY_DIGEST, session.state.head):

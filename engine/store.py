@@ -189,7 +189,9 @@ class SessionStore:
         if victim is None:
             raise CapacityExceeded(_NO_ROOM)
         log.info("session %s dropped to make room", victim.session_id)
-        self.forget(victim)
+        self.table.drop(victim)
+        self._free(victim.state)
+        self._free(victim.previous)
         self.dropped += 1
 
     def _free(self, state: SessionState | None) -> None:

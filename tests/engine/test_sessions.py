@@ -184,6 +184,16 @@ def test_the_session_longest_unused_makes_room(tiny: ModelRunner, make_engine: M
     talk(engine, "d", "hello")
     assert {item["session_id"] for item in engine.sessions(None)} == {"a", "c", "d"}
     assert engine.stats()["sessions_dropped_total"] == 1
+    # new messages alone would be answered without what they follow on
+    new = transcript_digests([NEXT])
+    with pytest.raises(SessionNotFound, match="whole transcript"):
+        engine.match("", "b", new, append=True)
+    assert engine.match("", "never", new, append=True).base == "new"
+    assert engine.match("other", "b", new, append=True).base == "new"
+    talk(engine, "b", "hello again")  # the whole transcript begins it again
+    assert engine.match("", "b", new, append=True).base == "current"
+    engine.delete("", "b")  # as its owner wanted
+    assert engine.match("", "b", new, append=True).base == "new"
 
 
 def test_memory_is_taken_from_idle_sessions_never_from_running_ones(
