@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from engine.catalog import ModelSource, is_present, model_path, write_profile
 from engine.errors import ModelError
-from engine.home import lock, publish_dir, sweep
+from engine.home import in_use, lock, publish_dir, sweep
 
 Stage = Literal["wait", "download", "verify", "extract", "convert", "measure"]
 Progress = Callable[[Stage, int, int | None], None]
@@ -70,7 +70,7 @@ def add_model(
     """
     tell: Progress = progress or (lambda stage, done, total: None)
     path = model_path(source.name)
-    with lock(f"model-{source.name}", on_wait=lambda: tell("wait", 0, None)):
+    with in_use(), lock(f"model-{source.name}", on_wait=lambda: tell("wait", 0, None)):
         sweep(path)
         if is_present(source.name) and not force:
             return path, False

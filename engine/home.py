@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -44,9 +44,22 @@ def ensure_dir(path: Path) -> Path:
     return path
 
 
+IN_USE = "in-use"
+"""The lock that whoever needs what is in ``$PACE_HOME`` shares; who empties it, holds it alone."""
+
+
+def in_use() -> AbstractContextManager[None]:
+    """Keep ``$PACE_HOME`` from being emptied meanwhile."""
+    return lock(IN_USE, shared=True)
+
+
 @contextmanager
 def lock(
-    name: str, *, timeout: float | None = None, on_wait: Callable[[], None] | None = None
+    name: str,
+    *,
+    shared: bool = False,
+    timeout: float | None = None,
+    on_wait: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Hold the lock ``name`` of ``$PACE_HOME`` against all other threads and processes.
 
@@ -54,6 +67,7 @@ def lock(
 
     Args:
         name: letters, digits, ``_ . -``; one lock per name.
+        shared: others may share it too; it excludes only who wants it alone.
         timeout: seconds to wait; None waits as long as it takes.
         on_wait: called once when the lock is not free at first.
 
@@ -63,29 +77,49 @@ def lock(
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"lock name {name!r} must match {_NAME.pattern}")
-    path = ensure_dir(pace_home() / "locks") / f"{name}.lock"
-    try:
-        # The file stays: removing it would let two holders lock two different files.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        waited = False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    waited = False
+    while True:
+        path, handle = _open_lock(name)
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            # A file removed meanwhile locks nobody out: the next one makes another.
+            if _is_same_file(handle, path):
                 break
-            except BlockingIOError as error:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"{path} is held by another process") from error
-            if not waited and on_wait is not None:
-                on_wait()
-            waited = True
-            time.sleep(_POLL_S)
+            os.close(handle)
+            continue
+        except BlockingIOError as error:
+            os.close(handle)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{path} is held by another process") from error
+        except BaseException:
+            os.close(handle)
+            raise
+        if not waited and on_wait is not None:
+            on_wait()
+        waited = True
+        time.sleep(_POLL_S)
+    try:
         yield
     finally:
         os.close(handle)
+
+
+def _open_lock(name: str) -> tuple[Path, int]:
+    path = ensure_dir(pace_home() / "locks") / f"{name}.lock"
+    try:
+        return path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:  # the folder went between the two lines
+        return _open_lock(name)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _is_same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

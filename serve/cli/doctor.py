@@ -17,6 +17,7 @@ from typing import Literal
 import click
 import psutil
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,6 +25,7 @@ from engine.catalog import is_present, load_profile, model_path
 from engine.config import EngineConfig, load_policies
 from engine.errors import PaceError
 from engine.home import pace_home, write_atomic
+from serve.cli.clean import find_made
 
 State = Literal["ok", "warn", "fail"]
 HTTP_PORT = 8000
@@ -127,11 +129,14 @@ def check_home() -> Iterator[Check]:
         yield Check("home", "fail", str(error), "set PACE_HOME to a folder you can write to")
         return
     probe.unlink()
-    yield Check("home", "ok", str(home))
+    size = sum(made.size for made in find_made(home))
+    kept = f", {decimal(size)} that pace clean removes" if size else ""
+    yield Check("home", "ok", f"{home}{kept}")
     nearest = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(nearest).free
     state = _level(free, DISK_FAIL, DISK_WARN)
-    remedy = "" if state == "ok" else "free some space, or set PACE_HOME to another disk"
+    remedy = "free some space (pace clean), or set PACE_HOME to another disk"
+    remedy = "" if state == "ok" else remedy
     yield Check("disk", state, f"{free / GIB:.1f} GiB free", remedy)
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from engine.catalog import load_profile, resolve_model
 from engine.config import load_policies
 from engine.errors import ConfigError
+from engine.home import in_use
 from serve.cluster import LocalCluster, StartFailed
 from serve.config import ServeConfig, load_serve_config
 from serve.held_output import HeldOutput
@@ -49,7 +50,9 @@ def serve(
         "http": _given(host=host, port=port),
         "engine": _given(model=model, device=device),
     }
-    return run(check(load_serve_config(config_path, overrides)))
+    config = load_serve_config(config_path, overrides)
+    with in_use():
+        return run(check(config))
 
 
 def check(config: ServeConfig) -> ServeConfig:
