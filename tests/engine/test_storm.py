@@ -9,7 +9,13 @@ from queue import SimpleQueue
 import pytest
 
 from engine.engine import KVEngine
-from engine.errors import CapacityExceeded, Conflict, SessionNotFound, TurnCancelled
+from engine.errors import (
+    CapacityExceeded,
+    Conflict,
+    ContextLengthExceeded,
+    SessionNotFound,
+    TurnCancelled,
+)
 from engine.runner import ModelRunner
 from engine.types import PlanUpdate, Sampling, ScoreRequest, TurnDone, TurnEvent, TurnFailed
 from tests.engine.conftest import MakeEngine
@@ -23,7 +29,8 @@ RULES = {
 }
 POLICIES = {name: policy_config(rules, name) for name, rules in RULES.items()}
 CALLERS, OPERATIONS, SESSIONS = 6, 40, 5
-EXPECTED = (Conflict, CapacityExceeded, SessionNotFound, TurnCancelled)
+# a session of policy "full" that nobody deletes fills up
+EXPECTED = (Conflict, CapacityExceeded, ContextLengthExceeded, SessionNotFound, TurnCancelled)
 
 
 def one_operation(engine: KVEngine, draw: random.Random) -> None:
