@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients import (
-    SYSTEM,
     ChatClient,
     LangChainChat,
     LiteLLMChat,
@@ -22,12 +21,13 @@ from tests.support.clients import (
     PydanticAIChat,
 )
 from tests.support.local_server import LocalServer, local_server
-from tests.support.watch import SessionWatch
+from tests.support.watch import check_session
 
 TURNS = 20
 ANSWER = 8
 LONGEST = 4000
 MODEL = "protocol"
+KEYS = {"session_id", "prompt_cache_key", "pace"}
 KINDS = (OpenAIChat, LangChainChat, LiteLLMChat, PydanticAIChat, LLMChat)
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -44,13 +44,15 @@ def test_every_turn_computes_what_is_new(
     server: LocalServer, kind: type[ChatClient], stream: bool
 ) -> None:
     client = kind(server.base_url, MODEL, ANSWER, stream)
-    watch = SessionWatch(server, ANSWER)
-    new = [{"role": "system", "content": SYSTEM}]
+    server.exchanges.take()
     for number in range(TURNS):
-        text = f"{kind.__name__} asks, {stream}: question {number}?"
-        new.append({"role": "user", "content": text})
-        watch.turn(new, client.say(text))
-        new = []
+        client.say(f"{kind.__name__} asks, {stream}: question {number}?")
+    exchanges = check_session(server)
+    assert [len(exchange.body["messages"]) for exchange in exchanges] == [
+        *range(2, 2 * TURNS + 1, 2)
+    ]
+    assert {bool(exchange.body.get("stream")) for exchange in exchanges} == {stream}
+    assert not any(KEYS & exchange.body.keys() for exchange in exchanges)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ ERRORS = {
 def test_errors_are_the_client_s_own(
     server: LocalServer, kind: type[ChatClient], stream: bool
 ) -> None:
+    server.exchanges.take()
     errors = ERRORS[kind]
     module = importlib.import_module(errors.module)
     with pytest.raises(getattr(module, errors.unknown), match="'none-such' does not exist"):
@@ -88,4 +91,6 @@ def test_errors_are_the_client_s_own(
         kind(server.base_url, MODEL, 0, stream).say("Hello")
     with pytest.raises(getattr(module, errors.long), match=f"maximum context length is {LONGEST}"):
         kind(server.base_url, MODEL, ANSWER, stream).say("long " * LONGEST)
-    assert server.passed.take() == []
+    refused = server.exchanges.take()
+    assert len(refused) == 3  # none was tried again
+    assert not any(exchange.passed for exchange in refused)

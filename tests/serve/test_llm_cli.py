@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from tests.serve.test_clients import ANSWER, LONGEST, MODEL, TURNS
 from tests.support.clients import SYSTEM, write_llm_models
 from tests.support.local_server import LocalServer, local_server
-from tests.support.watch import SessionWatch
+from tests.support.watch import check_session
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUARD = """\
@@ -62,49 +61,23 @@ def call(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def turns(server: LocalServer) -> float:
-    return server.engine.stats()["turns_total"]
-
-
 OPTIONS = ("-o", "max_tokens", str(ANSWER), "-o", "temperature", "0")
 
 
 def test_a_chat_and_its_continuation(server: LocalServer) -> None:
-    watch = SessionWatch(server, ANSWER)
-    new = [{"role": "system", "content": SYSTEM}]
-    chat = subprocess.Popen(
-        command("chat", "-m", MODEL, "-s", SYSTEM, *OPTIONS),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    with chat:
-        assert chat.stdin is not None and chat.stderr is not None
-        for number in range(TURNS):
-            text = f"Question {number}?"
-            new.append({"role": "user", "content": text})
-            before = turns(server)
-            chat.stdin.write(f"{text}\n".encode())
-            chat.stdin.flush()
-            wait_for_turn(server, before, chat)
-            watch.turn(new, None)
-            new = []
-        chat.stdin.write(b"exit\n")
-        chat.stdin.close()
-        assert chat.wait(30) == 0, chat.stderr.read()
-    for number, more in enumerate([(), ("--no-stream",)]):
-        text = f"One more {number}"
-        result = call("-c", text, *OPTIONS, *more)
-        assert result.returncode == 0, result.stderr
-        shown = result.stdout.decode().removesuffix("\n")
-        watch.turn([{"role": "user", "content": text}], shown)
-
-
-def wait_for_turn(server: LocalServer, before: float, chat: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 60
-    while turns(server) == before:
-        assert chat.poll() is None and time.monotonic() < end, "no turn"
-        time.sleep(0.01)
+    questions = "".join(f"Question {number}?\n" for number in range(TURNS)).encode()
+    chat = command("chat", "-m", MODEL, "-s", SYSTEM, *OPTIONS)
+    result = subprocess.run(chat, input=questions + b"exit\n", capture_output=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    call("-c", "One more", *OPTIONS)
+    shown = call("-c", "The last one", *OPTIONS, "--no-stream").stdout.decode()
+    exchanges = check_session(server)
+    assert len(exchanges) == TURNS + 2
+    assert [bool(exchange.body.get("stream")) for exchange in exchanges][-3:] == [True, True, False]
+    again = call("-c", "What did you say?", *OPTIONS)
+    assert again.returncode == 0, again.stderr
+    (exchange,) = server.exchanges.take()
+    assert exchange.body["messages"][-2]["content"] == shown.removesuffix("\n")
 
 
 def test_an_error_is_shown(server: LocalServer, folder: Path) -> None:

@@ -8,28 +8,29 @@ those of the stock model, given the same tokens at once.
 
 from __future__ import annotations
 
-import itertools
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from openai import OpenAI
 from transformers import LlamaForCausalLM
 
+from engine.config import PolicyConfig
+from tests.support.conversation import Conversation
 from tests.support.local_server import LocalServer, local_server
-from tests.support.transcript import CLOSING, token_log
+from tests.support.tool_clients import TOOLS
+from tests.support.transcript import CLOSING, encode
 
-ANSWER = 10
-_serial = itertools.count()
+ROOMY = PolicyConfig(name="roomy", retention="none", budget=1024, position_limit=None)
 
 
 @pytest.fixture(scope="module")
 def server(protocol_model: Path) -> Iterator[LocalServer]:
-    with local_server(protocol_model) as made:
+    with local_server(protocol_model, ROOMY) as made:
         yield made
 
 
@@ -43,133 +44,6 @@ def stock(protocol_model: Path) -> Any:
 def openai(server: LocalServer) -> Iterator[OpenAI]:
     with OpenAI(base_url=server.base_url, api_key="none", max_retries=0, timeout=30) as made:
         yield made
-
-
-@dataclass(frozen=True)
-class Given:
-    """An answer as the client got it."""
-
-    text: str
-    ids: list[int]
-    logprobs: list[float]
-    finish: str
-    usage: Any
-
-
-@dataclass(frozen=True)
-class Held:
-    """A transcript the session holds, what was drawn in it, and its tokens with KV."""
-
-    messages: tuple[dict[str, Any], ...] = ()
-    drawn: Mapping[int, list[int]] = field(default_factory=dict)
-    written: int = 0
-
-
-class Conversation:
-    """A client of one session, and what each of its turns must compute.
-
-    Args:
-        way: "named" and "unnamed" resend everything, with a session id or without; "append"
-            sends new messages only.
-    """
-
-    def __init__(
-        self, server: LocalServer, openai: OpenAI, stock: Any, way: str, stream: bool
-    ) -> None:
-        self.server, self._openai, self._stock, self._stream = server, openai, stock, stream
-        number = next(_serial)
-        self._append = way == "append"
-        self._pace = {} if way == "unnamed" else {"session_id": f"r-{number}"}
-        if way == "append":
-            self._pace["mode"] = "append"
-        # told apart by their first message where no id does
-        self.opening = f"{number} speaks"
-        self.before, self.now = Held(), Held()
-        self.exact = True  # nothing was evicted: the stock model says the same
-
-    def say(self, text: str, **fields: Any) -> Given:
-        """The next user message."""
-        return self._turn(self.now, ({"role": "user", "content": text},), fields)
-
-    def redo(self, *messages: dict[str, Any], **fields: Any) -> Given:
-        """Another end of the transcript: other messages in place of the last turn's."""
-        return self._turn(self.before, messages, fields)
-
-    def leave(self, text: str) -> None:
-        """Ask, and go away at the first piece of the answer."""
-        messages = self._to_send(self.now, ({"role": "user", "content": text},))
-        stream = self._create(messages, {"max_tokens": 9000, "stream": True})
-        next(stream)
-        stream.close()
-        self.server.wait_idle()
-        self.server.passed.take()
-
-    def preview(self, **fields: Any) -> Given:
-        """What the first answer will be; leaves no trace."""
-        name = f"preview-{next(_serial)}"
-        messages = [{"role": "user", "content": self.opening}]
-        given = self._ask(messages, {"pace": {"session_id": name}, **fields})
-        self.server.engine.delete("", name)
-        return given
-
-    def _turn(self, base: Held, new: tuple[dict[str, Any], ...], fields: dict[str, Any]) -> Given:
-        self.server.passed.take()
-        given = self._ask(self._to_send(base, new), fields)
-        passed = self.server.passed.take()
-        messages = (*base.messages, *new)
-        prompt = token_log(self.server.tokenizer, messages, base.drawn)
-        decoded = given.ids[:-1]
-        assert passed == prompt[base.written :] + decoded
-        usage = given.usage
-        assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(given.ids))
-        prefilled = len(passed) - len(decoded)
-        assert usage.prompt_tokens_details.cached_tokens == len(prompt) - prefilled
-        if self.exact:
-            assert given.logprobs == pytest.approx(self._expected(prompt, given.ids), abs=1e-4)
-        self.before = base
-        self.now = Held(
-            (*messages, {"role": "assistant", "content": given.text}),
-            {**base.drawn, len(messages): given.ids},
-            len(prompt) + len(decoded),
-        )
-        return given
-
-    def _to_send(self, base: Held, new: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
-        return list(new if self._append else base.messages + new)
-
-    def _ask(self, messages: list[dict[str, Any]], fields: dict[str, Any]) -> Given:
-        if not self._stream:
-            answer = self._create(messages, fields)
-            return _given([answer], [answer.choices[0]], answer.usage)
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        *chunks, last = self._create(messages, fields | options)
-        return _given(chunks, [choice for chunk in chunks for choice in chunk.choices], last.usage)
-
-    def _create(self, messages: Any, fields: dict[str, Any]) -> Any:
-        settings: dict[str, Any] = {
-            "model": "protocol",
-            "temperature": 0,
-            "max_tokens": ANSWER,
-            "logprobs": True,
-        }
-        settings |= fields
-        pace = {"return_token_ids": True, **settings.pop("pace", self._pace)}
-        extra = {"pace": pace, "ignore_eos": settings.pop("ignore_eos", True)}
-        return self._openai.chat.completions.create(messages=messages, extra_body=extra, **settings)
-
-    @torch.inference_mode()
-    def _expected(self, prompt: list[int], ids: list[int]) -> list[float]:
-        logits = self._stock(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        rows = logits.double().log_softmax(-1)
-        return [float(row[token]) for row, token in zip(rows, ids, strict=True)]
-
-
-def _given(parts: list[Any], choices: list[Any], usage: Any) -> Given:
-    stream = parts[0].object == "chat.completion.chunk"
-    texts = [(choice.delta if stream else choice.message).content or "" for choice in choices]
-    tokens = [token for choice in choices for token in getattr(choice, "token_ids", ())]
-    logprobs = [entry.logprob for c in choices if c.logprobs for entry in c.logprobs.content]
-    return Given("".join(texts), tokens, logprobs, choices[-1].finish_reason, usage)
 
 
 WAYS = ("named", "unnamed", "append")
@@ -192,6 +66,15 @@ def chat(request: pytest.FixtureRequest, talk: Talk) -> Conversation:
 def resending(request: pytest.FixtureRequest, talk: Talk) -> Conversation:
     """A conversation whose client sends everything again."""
     return talk(request.param)
+
+
+@contextmanager
+def drawing(server: LocalServer, text: str) -> Iterator[None]:
+    """The model "draws" the tokens of ``text``, one after the other."""
+    planned = encode(server.tokenizer, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.answering.draw", lambda *_: planned.pop(0))
+        yield
 
 
 def goes_on(chat: Conversation) -> None:
@@ -220,12 +103,11 @@ def test_stop_string(chat: Conversation) -> None:
 
 
 def test_end_token(chat: Conversation) -> None:
-    """The token with which the template closes an answer, drawn by the model."""
+    """The token with which the template closes an answer."""
+    with drawing(chat.server, "Well." + CLOSING):
+        given = chat.say(chat.opening, ignore_eos=False)
     closing = chat.server.tokenizer.convert_tokens_to_ids(CLOSING)
-    fields = {"temperature": 2, "max_tokens": 24, "ignore_eos": False}
-    ends = (seed for seed in range(99) if chat.preview(seed=seed, **fields).ids[-1] == closing)
-    given = chat.say(chat.opening, seed=next(ends), **fields)
-    assert (given.finish, given.ids[-1]) == ("stop", closing)
+    assert (given.finish, given.text, given.ids[-1]) == ("stop", "Well.", closing)
     goes_on(chat)
 
 
@@ -320,3 +202,60 @@ def test_evicted(chat: Conversation) -> None:
     assert session["resident_tokens"] < chat.now.written / 2
     chat.say("The end", stop=["x"])
     goes_on(chat)
+
+
+FORECAST = {"type": "function", "function": {"name": "forecast"}}
+CALL = '{"name": "forecast", "arguments": {"city": "Oslo", "days": 2}}'
+
+
+@pytest.fixture
+def calling(chat: Conversation) -> Conversation:
+    """A conversation with tools, which no other policy here has the budget for."""
+    chat.tools = TOOLS
+    chat.pace["policy"] = ROOMY.name
+    chat.say(chat.opening)
+    return chat
+
+
+def test_a_required_call(calling: Conversation) -> None:
+    for choice in (FORECAST, "required"):
+        given = calling.say("Rain?", tool_choice=choice, max_tokens=90)
+        assert given.finish == "tool_calls" and given.message["content"] is None
+        calling.give("Rain.")
+    goes_on(calling)
+
+
+@pytest.mark.parametrize("limit", [4, 40])
+def test_a_required_call_cut_off(calling: Conversation, limit: int) -> None:
+    """Before its name is known, and in its arguments."""
+    given = calling.say("Rain?", tool_choice=FORECAST, max_tokens=limit)
+    assert given.finish == "length"
+    assert bool(given.message.get("tool_calls")) == (limit == 40)
+    goes_on(calling)
+
+
+@pytest.mark.parametrize(("count", "parallel"), [(1, True), (2, True), (2, False)])
+def test_calls_of_its_own(calling: Conversation, count: int, parallel: bool) -> None:
+    """Text, then calls, of which one may be too many."""
+    text = "Let me look.\n" + "\n".join([f"<tool_call>{CALL}</tool_call>"] * count)
+    with drawing(calling.server, text + CLOSING):
+        given = calling.say("Rain?", parallel_tool_calls=parallel, max_tokens=200, ignore_eos=False)
+    calls = given.message["tool_calls"]
+    assert (given.finish, given.text) == ("tool_calls", "Let me look.")
+    assert len(calls) == (count if parallel else 1)
+    assert {json.dumps(json.loads(c["function"]["arguments"])) for c in calls} == {
+        '{"city": "Oslo", "days": 2}'
+    }
+    calling.give("Rain.")
+    goes_on(calling)
+
+
+def test_a_result_given_again(resending: Conversation) -> None:
+    resending.tools = TOOLS
+    resending.pace["policy"] = ROOMY.name
+    resending.say(resending.opening, tool_choice=FORECAST, max_tokens=90)
+    resending.give("Rain.")
+    (call,) = resending.before.messages[-1]["tool_calls"]
+    again = {"role": "tool", "tool_call_id": call["id"], "content": "Snow."}
+    resending.redo(again)
+    goes_on(resending)

@@ -1,64 +1,76 @@
-"""Watches a client's session at the model's embedding: what each of its turns computes."""
+"""What a client's session computed, told from what the client sent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from typing import Any
 
-from tests.support.local_server import LocalServer
-from tests.support.transcript import CLOSING, token_log
+from tests.support.local_server import Exchange, LocalServer
+from tests.support.transcript import CALL, CALL_END, CLOSING, Drawn, encode, token_log
 
 
-class SessionWatch:
-    """Knows what a session of the only client of ``server`` must compute, turn by turn.
+def check_session(server: LocalServer) -> list[Exchange]:
+    """Check that the exchanges since the last call are turns of one session that resends its
+    transcript: whatever passed the embedding was new, and nothing new was left out.
 
-    Args:
-        longest: most tokens an answer may have.
-        template: more arguments for the chat template, such as ``tools``.
+    Of each turn first comes the last token of the turn before, and what closes its answer; then
+    the new messages. What the client sends back of an answer is what was drawn.
     """
+    tokenizer = server.tokenizer
+    drawn: dict[int, Drawn] = {}
+    written = 0
+    exchanges = server.exchanges.take()
+    for exchange in exchanges:
+        messages = [_plain(message) for message in exchange.body["messages"]]
+        if drawn:
+            place = max(drawn)
+            drawn[place].ids.append(exchange.passed[0])
+            _check_sent_back(tokenizer, drawn[place], messages[place])
+        log = token_log(tokenizer, messages, drawn, tools=_shown(exchange.body.get("tools")))
+        forced = exchange.body.get("tool_choice") not in (None, "auto", "none")
+        if forced:
+            log += encode(tokenizer, CALL)
+        prefilled = len(log) - written
+        assert exchange.passed[:prefilled] == log[written:]
+        decoded = exchange.passed[prefilled:]
+        assert len(decoded) < _limit(exchange.body)
+        drawn[len(messages)] = Drawn(decoded, CALL, CALL_END) if forced else Drawn(decoded)
+        written = len(log) + len(decoded)
+    return exchanges
 
-    def __init__(self, server: LocalServer, longest: int, **template: Any) -> None:
-        self._server = server
-        self._longest = longest
-        self._template = template
-        self._messages: list[Mapping[str, Any]] = []
-        self._drawn: dict[int, list[int]] = {}
-        self._written = 0
-        self._text: str | None = None
-        self.drawn_texts: list[str] = []
-        server.passed.take()
 
-    def turn(self, new: Sequence[Mapping[str, Any]], text: str | None) -> list[int]:
-        """Check the turn that has just ended.
+def _limit(body: Mapping[str, Any]) -> int:
+    limit: int = body.get("max_completion_tokens") or body["max_tokens"]
+    return limit
 
-        Args:
-            new: the messages it brought.
-            text: the answer as the client shows it; None when it shows none.
 
-        Returns:
-            What passed the embedding.
-        """
-        passed = self._server.passed.take()
-        assert passed, "nothing was computed"
-        if self._messages:  # the last sampled token passes first; now the last answer is complete
-            drawn = self._drawn[len(self._messages) - 1]
-            drawn.append(passed[0])
-            self._check_text(drawn)
-        self._messages += new
-        log = token_log(self._server.tokenizer, self._messages, self._drawn, **self._template)
-        prefilled = len(log) - self._written
-        assert passed[:prefilled] == log[self._written :]
-        decoded = passed[prefilled:]
-        assert len(decoded) < self._longest
-        self._written = len(log) + len(decoded)
-        self._drawn[len(self._messages)] = decoded
-        self._messages.append({"role": "assistant"})
-        self._text = text
-        return passed
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with its text as a string."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    return {**message, "content": content}
 
-    def _check_text(self, drawn: list[int]) -> None:
-        """What the client shows is what was drawn, without special tokens."""
-        tokenizer = self._server.tokenizer
-        ended = drawn[-1] == tokenizer.convert_tokens_to_ids(CLOSING)
-        said = tokenizer.decode(drawn[: len(drawn) - ended], skip_special_tokens=True)
-        assert self._text in (None, said)
+
+def _shown(tools: Any) -> Any:
+    """Tools as the model sees them: name, description and parameters, in this order."""
+    keys = ("name", "description", "parameters")
+    functions = [tool["function"] for tool in tools or ()]
+    plain = [{key: item[key] for key in keys if key in item} for item in functions]
+    return [{"type": "function", "function": item} for item in plain] or None
+
+
+def _check_sent_back(tokenizer: Any, drawn: Drawn, message: Mapping[str, Any]) -> None:
+    ended = drawn.ids[-1] == tokenizer.convert_tokens_to_ids(CLOSING)
+    said = tokenizer.decode(drawn.ids[: len(drawn.ids) - ended], skip_special_tokens=True)
+    assert message["role"] == "assistant"
+    if not drawn.opening:
+        assert message["content"] == said
+        return
+    (call,) = message["tool_calls"]
+    function = call["function"]
+    assert json.loads(said) == {
+        "name": function["name"],
+        "arguments": json.loads(function["arguments"]),
+    }
