@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from engine.chat_formats import (
@@ -22,6 +22,7 @@ from engine.chat_formats import (
     thinks,
 )
 from engine.errors import InvalidRequest, ModelError
+from engine.template_probe import check_stable, check_timeless
 from engine.types import Message
 
 _STAND_INS: dict[str | None, tuple[Message, ...]] = {
@@ -36,15 +37,9 @@ _STAND_INS: dict[str | None, tuple[Message, ...]] = {
         Message("tool", "t", tool_call_id=PROBE_CALL_ID),
     ),
 }
-_PROBE = (
-    Message("system", "Be brief."),
-    Message("user", "One\n\n  two?"),
-    Message("assistant", " Three."),
-    Message("user", "<four> five"),
-    Message("assistant", "six\n"),
-)
-_ENDINGS = ("", "x", "1", " ", "\n", "é")
-"""Ends of messages in the probe: one of them merges with what follows, if anything does."""
+_ASKED = (Message("system", "s"), Message("user", "u"))
+# stands in for an answer, and is found again in what a template makes of it
+_ANSWER = "paceprobe"
 
 
 class ChatFormat:
@@ -64,10 +59,12 @@ class ChatFormat:
         if not getattr(tokenizer, "chat_template", None):
             raise ModelError("the model's tokenizer has no chat template")
         self._prefixes: dict[tuple[str, bool], str] = {}
-        closing = self._probe()
+        closing = self._closing_text()
         self.closing = self.encode(closing)
         self.tools: ToolFormat | None = find_tool_format(self._render, closing)
         self.thinks = thinks(str(tokenizer.chat_template))
+        check_timeless(tokenizer)
+        check_stable(self, self._render, tools=self.tools is not None, thinks=self.thinks)
         opening = self._added(
             self._prefix("user", None), self._render(_stand_in("user"), None, True)
         )
@@ -117,17 +114,7 @@ class ChatFormat:
     def _render(
         self, messages: tuple[Message, ...], tools: str | None = None, answer: bool = False
     ) -> str:
-        plain = [_for_template(message) for message in messages]
-        shown = None if tools is None else json.loads(tools)
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                plain, tools=shown, tokenize=False, add_generation_prompt=answer
-            )
-        except Exception as error:  # a template is a program of the model's: it may raise anything
-            raise InvalidRequest(
-                f"the model's chat template refuses the message: {error}", param="messages"
-            ) from error
-        return text
+        return render_chat(self.tokenizer, messages, tools, answer)
 
     @staticmethod
     def _added(prefix: str, whole: str) -> str:
@@ -139,29 +126,43 @@ class ChatFormat:
             )
         return whole[len(prefix) :]
 
-    def _probe(self) -> str:
-        """Check prefix stability on ids and find the text that ends an answer."""
+    def _closing_text(self) -> str:
+        """The text that ends an answer."""
         try:
-            for ending in _ENDINGS:
-                self._check(tuple(replace(m, content=m.content + ending) for m in _PROBE))
-            opening = self._render(_PROBE[:2], answer=True)
-            ended = self._render((*_PROBE[:2], Message("assistant", "x")))
-            return self._added(opening + "x", ended)
+            opening = self._render(_ASKED, answer=True)
+            ended = self._render((*_ASKED, Message("assistant", _ANSWER)))
+            answer, found, closing = self._added(opening, ended).rpartition(_ANSWER)
         except InvalidRequest as error:
-            raise ModelError(f"{_UNSTABLE.format('some')} ({error.message})") from error
+            raise ModelError(f"{_NO_ANSWER} ({error.message})") from error
+        # a space, or the rest of an empty think block, may stand before the answer
+        if not found or _ANSWER in answer:
+            raise ModelError(_NO_ANSWER)
+        return closing
 
-    def _check(self, messages: tuple[Message, ...]) -> None:
-        pieces: list[int] = []
-        previous: str | None = None
-        for count, message in enumerate(messages, start=1):
-            if message.role == "assistant":
-                asked = pieces + self.answer_prompt(previous)
-                if asked != self.encode(self._render(messages[: count - 1], answer=True)):
-                    raise ModelError(_UNSTABLE.format(f"the prompt after {count - 1}"))
-            pieces += self.message_tokens(previous, message)
-            previous = message.role
-            if pieces != self.encode(self._render(messages[:count])):
-                raise ModelError(_UNSTABLE.format(count))
+
+def render_chat(
+    tokenizer: Any, messages: tuple[Message, ...], tools: str | None = None, answer: bool = False
+) -> str:
+    """What the tokenizer's template makes of a conversation.
+
+    Args:
+        tools: ``ToolUse.definitions``.
+        answer: open an answer behind it.
+
+    Raises:
+        InvalidRequest: the template refuses it.
+    """
+    plain = [_for_template(message) for message in messages]
+    shown = None if tools is None else json.loads(tools)
+    try:
+        text: str = tokenizer.apply_chat_template(
+            plain, tools=shown, tokenize=False, add_generation_prompt=answer
+        )
+    except Exception as error:  # a template is a program of the model's: it may raise anything
+        raise InvalidRequest(
+            f"the model's chat template refuses the message: {error}", param="messages"
+        ) from error
+    return text
 
 
 def _for_template(message: Message) -> dict[str, Any]:
@@ -183,9 +184,9 @@ def _shown_tools(previous: str | None, tools: str | None) -> str | None:
     return tools if tools is None or previous in (None, "system", "developer") else PROBE_TOOLS
 
 
-_UNSTABLE = (
-    "the model's chat template is not prefix-stable: rendering {} messages piece by piece "
-    "differs from rendering them at once, so sessions cannot persist with it"
+_NO_ANSWER = (
+    "the chat template is not prefix-stable: an answer is not rendered behind its prompt, "
+    "so sessions cannot persist with it"
 )
 
 

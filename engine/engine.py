@@ -8,7 +8,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from engine.answering import Answering
 from engine.blueprint import set_plan
@@ -27,6 +26,7 @@ from engine.scoring import encode_continuations, reporting, score_flow
 from engine.sessions import Session
 from engine.state import SessionState
 from engine.store import SessionStore, check_room
+from engine.templates import load_tokenizer
 from engine.turn import RunningTurn, extend_state, usable_tools
 from engine.types import (
     ChunkDone,
@@ -90,10 +90,11 @@ class KVEngine:
         """Load the model named in ``config`` and the shipped policies (unless given)."""
         path = resolve_model(config.model)
         profile = config.profile or load_profile(path)
+        # first: a template that will not do is known in a second, weights take minutes
+        tokenizer = load_tokenizer(path, config.chat_template)
         set_threads(config.thread_count)
         name = profile.dtype if config.dtype == "auto" else config.dtype
         runner = ModelRunner.load(path, config.device, getattr(torch, name) if name else None)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         return cls(runner, tokenizer, config, profile, policies or load_policies())
 
     @property

@@ -141,17 +141,20 @@ def check_home() -> Iterator[Check]:
 
 
 def check_model() -> Iterator[Check]:
-    """The default model is there, and its config and profile can be read."""
+    """The default model is there, its files can be read, and its chat template will do."""
     name = EngineConfig().model
     remedy = f"pace model add {name}"
     if not is_present(name):
         yield Check("model", "fail", f"{name} is missing", remedy)
         return
     path = model_path(name)
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoTokenizer
+
+    from engine.templates import choose_template
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         profile = load_profile(path)
     except (PaceError, OSError, ValueError) as error:
         yield Check("model", "fail", f"{path}: {error}", f"{remedy} --force")
@@ -160,6 +163,8 @@ def check_model() -> Iterator[Check]:
         yield Check("model", "fail", f"{path} has no weights", f"{remedy} --force")
         return
     yield Check("model", "ok", f"{name}: {config.model_type}, {profile.dtype}, {path}")
+    template = choose_template(tokenizer, config.model_type)
+    yield Check("chat template", "ok", template.source)
 
 
 def check_configs() -> Iterator[Check]:

@@ -18,6 +18,7 @@ from engine.catalog import load_profile, resolve_model
 from engine.config import load_policies
 from engine.errors import ConfigError
 from engine.home import in_use
+from engine.template_files import read_template
 from serve.cluster import LocalCluster, StartFailed
 from serve.config import ServeConfig, load_serve_config
 from serve.held_output import HeldOutput
@@ -37,18 +38,24 @@ _WATCH_S = 1.0
     help="Configuration file; without it the shipped configs/serve.yaml.",
 )
 @click.option("--model", help="A model's name, hub id or folder.")
+@click.option(
+    "--chat-template",
+    metavar="FILE",
+    help="A chat template in place of the model's own: a file, or a name from configs/templates.",
+)
 @click.option("--device", help="cpu, cuda, cuda:0, or auto.")
 def serve(
     host: str | None,
     port: int | None,
     config_path: Path | None,
     model: str | None,
+    chat_template: str | None,
     device: str | None,
 ) -> int:
     """Start the server and wait. Ctrl-C stops it; a second Ctrl-C stops it at once."""
     overrides = {
         "http": _given(host=host, port=port),
-        "engine": _given(model=model, device=device),
+        "engine": _given(model=model, chat_template=chat_template, device=device),
     }
     config = load_serve_config(config_path, overrides)
     with in_use():
@@ -59,12 +66,12 @@ def check(config: ServeConfig) -> ServeConfig:
     """Find what is wrong before anything is started.
 
     Returns:
-        The configuration with the model's folder and served name filled in.
+        The configuration with the model's folder, served name and chat template filled in.
 
     Raises:
         ConfigError: the port is taken, the file of API keys is bad, or the default policy does
             not fit the model.
-        ModelError: the model is not there.
+        ModelError: the model or the chat template is not there, or is no text.
     """
     check_port(config.http.host, config.http.port)
     path = keys_file()
@@ -72,8 +79,11 @@ def check(config: ServeConfig) -> ServeConfig:
         load_keys(path)
     folder = resolve_model(config.engine.model)
     _check_policy(config, folder)
+    template = config.engine.chat_template
     engine = {
         **config.engine.model_dump(),
+        # absolute: the replica runs in another folder
+        "chat_template": None if template is None else read_template(template).source,
         "model": str(folder),
         "served_name": config.engine.model_name,
     }

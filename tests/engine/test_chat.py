@@ -61,13 +61,17 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.fixture(scope="module")
+def chat(tokenizer: Any) -> ChatFormat:
+    return ChatFormat(tokenizer)
+
+
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(messages=MESSAGES, system=st.booleans())
-def test_pieces_are_the_whole(tokenizer: Any, messages: list[Message], system: bool) -> None:
-    chat = ChatFormat(tokenizer)
+def test_pieces_are_the_whole(chat: ChatFormat, messages: list[Message], system: bool) -> None:
     if system:
         messages = [Message("system", "be brief"), *messages]
-    assert piecewise(chat, messages) == at_once(tokenizer, messages)
+    assert piecewise(chat, messages) == at_once(chat.tokenizer, messages)
 
 
 def test_the_closing_ends_a_sampled_answer_as_the_template_does(tokenizer: Any) -> None:

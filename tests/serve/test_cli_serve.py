@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from engine.config import config_dir
 from serve.cli import main
-from serve.cli.serve import check_port
+from serve.cli.serve import check, check_port
 from serve.cluster import LocalCluster, StartFailed
-from serve.config import ServeConfig
+from serve.config import ServeConfig, load_serve_config
 from serve.held_output import HeldOutput
 from tests.support.server import free_port
 
@@ -31,6 +32,13 @@ def model(tmp_path: Path) -> Path:
     profile = {"budget": 1024, "interval": 64, "chunk": 512, "position_limit": 1500}
     (folder / "pace.json").write_text(json.dumps({"profile": profile}))
     return folder
+
+
+@pytest.fixture
+def sound(model: Path) -> Path:
+    """The same with sizes that fit."""
+    (model / "pace.json").unlink()
+    return model
 
 
 @pytest.fixture
@@ -101,6 +109,44 @@ def test_an_unknown_policy(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     config = written(tmp_path, engine={"model": str(model), "default_policy": "none-such"})
     line = refused(capsys, "--port", str(free_port()), "--config", config)
     assert "'none-such' is not one of: " in line and "pace" in line
+
+
+def test_a_chat_template_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, sound: Path
+) -> None:
+    option = ("--chat-template", "nowhere.jinja")
+    line = refused(capsys, "--port", str(free_port()), "--model", str(sound), *option)
+    assert "--chat-template nowhere.jinja: no such file; give a file, or one of: " in line
+    config = written(tmp_path, engine={"model": str(sound), "chat_template": "nowhere.jinja"})
+    assert line == refused(capsys, "--port", str(free_port()), "--config", config)
+
+
+def test_a_chat_template_that_is_no_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, sound: Path
+) -> None:
+    file = tmp_path / "bad.jinja"
+    file.write_bytes(b"{% if x %}\n\xff")
+    line = refused(
+        capsys, "--port", str(free_port()), "--model", str(sound), "--chat-template", str(file)
+    )
+    assert f"{file}: line 2: is not UTF-8" in line
+
+
+def test_a_chat_template_is_passed_on_with_its_full_path(
+    tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    passed = {}
+    for given in ("mine.jinja", "qwen3", None):
+        engine = {"model": str(sound), "chat_template": given}
+        config = load_serve_config(None, {"engine": engine, "http": {"port": free_port()}})
+        passed[given] = check(config).engine.chat_template
+    assert passed == {
+        "mine.jinja": str(tmp_path / "mine.jinja"),
+        "qwen3": str(config_dir() / "templates" / "qwen3.jinja"),
+        None: None,
+    }
 
 
 def test_output_is_held_let_through_and_dropped(capfd: pytest.CaptureFixture[str]) -> None:
