@@ -35,28 +35,25 @@ _SPM_SPACE = "▁"
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A shipped template: for which ``model_type``s, and what tells their tokenizers apart.
-
-    ``needs`` and ``lacks`` are tokens of the vocabulary.
-    """
+    """A shipped template: the ``model_type``s it is for, and tokens its vocabularies have."""
 
     name: str
     model_types: tuple[str, ...]
     needs: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _V3 = ("[INST]", "[TOOL_CALLS]")
 _V7 = (*_V3, "[SYSTEM_PROMPT]", "[TOOL_CONTENT]")
+# in this order they are tried
 _VARIANTS = (
     _Variant("qwen3", ("qwen3", "qwen3_moe"), (*_CHATML, "<think>")),
-    _Variant("qwen2.5", ("qwen2",), (*_CHATML, "<tool_call>"), ("<think>",)),
+    _Variant("qwen2.5", ("qwen2",), (*_CHATML, "<tool_call>")),
     _Variant("qwen3-thinking", ("qwen2", "qwen3", "qwen3_moe"), (*_CHATML, "<think>")),
     _Variant("mistral-v7", ("mistral",), (*_V7, _SPM_SPACE)),
-    _Variant("mistral-v7-tekken", ("mistral",), _V7, (_SPM_SPACE,)),
-    _Variant("mistral-v3", ("mistral", "mixtral"), (*_V3, _SPM_SPACE), ("[SYSTEM_PROMPT]",)),
-    _Variant("mistral-v3-tekken", ("mistral",), _V3, (_SPM_SPACE, "[SYSTEM_PROMPT]")),
+    _Variant("mistral-v7-tekken", ("mistral",), _V7),
+    _Variant("mistral-v3", ("mistral", "mixtral"), (*_V3, _SPM_SPACE)),
+    _Variant("mistral-v3-tekken", ("mistral",), _V3),
     _Variant("llama3.1", ("llama",), ("<|start_header_id|>", "<|eot_id|>", "<|eom_id|>")),
 )
 
@@ -123,11 +120,7 @@ def _variants_for(tokenizer: Any, model_type: str | None) -> Iterator[Template]:
     """Shipped templates whose tokens this vocabulary has, the likeliest first."""
     vocabulary = tokenizer.get_vocab()
     for variant in _VARIANTS:
-        if (
-            model_type in variant.model_types
-            and all(token in vocabulary for token in variant.needs)
-            and not any(token in vocabulary for token in variant.lacks)
-        ):
+        if model_type in variant.model_types and all(t in vocabulary for t in variant.needs):
             yield shipped_template(variant.name)
 
 

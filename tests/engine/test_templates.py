@@ -177,7 +177,12 @@ def test_a_stable_template_is_kept_and_nothing_is_said(caplog: pytest.LogCapture
 
 OTHER_FORMATS = {
     "other marks of messages": QWEN3.replace("<|im_start|>", "<|begin|>"),
-    "another end of an answer": QWEN3.replace("<|im_end|>\n", "<|im_end|>"),
+    "another end of an answer": QWEN3.replace(
+        HERMES_CALLS + "{{ '<|im_end|>\n' }}", HERMES_CALLS + "{{ '<|im_end|>' }}"
+    ),
+    "another end of an answer, no tools": QWEN3.replace(HERMES_HEAD, "").replace(
+        HERMES_CALLS + "{{ '<|im_end|>\n' }}", "{{ '<|im_end|>' }}"
+    ),
     "the prompt opens something else": QWEN3.replace(
         PROMPT, PROMPT.replace("assistant\n", "assistant\n<plan>")
     ),
@@ -294,33 +299,44 @@ SEPARATE_RESULTS = (
     "{% elif m.role == 'tool' %}{{ '<|im_start|>tool\n' + m.content + '<|im_end|>\n' }}"
 )
 THOUGHTS = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+ONE_CALL = (
+    HERMES_CALLS,
+    "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one!') }}{% endif %}"
+    + HERMES_CALLS,
+)
 STABLE = {
     "tools": hermes("{{ m.content }}", SEPARATE_RESULTS),
     "tools and reasoning": hermes(THOUGHTS + "{{ m.content }}", SEPARATE_RESULTS),
-    "one call at a time": hermes("{{ m.content }}", SEPARATE_RESULTS).replace(
-        HERMES_CALLS,
-        "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one!') }}{% endif %}"
-        + HERMES_CALLS,
-    ),
+    "one call at a time": hermes("{{ m.content }}", SEPARATE_RESULTS).replace(*ONE_CALL),
     "neither": "{% for m in messages %}" + CHATML + "{% endfor %}" + PROMPT,
 }
+SEPARATE = STABLE["tools"]
+AT_THE_NEWEST_QUESTION = SEPARATE.replace(
+    HERMES_HEAD, "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+).replace(CHATML, "{% if tools and m == asked[-1] %}{{ tools | tojson }}{% endif %}" + CHATML)
+LAST_ONLY = "{% if loop.last %}" + THOUGHTS + "{% endif %}"
+# what is wrong → (template, what the refusal says of it)
 UNSTABLE = {
-    "consecutive tool results": hermes("{{ m.content }}"),
-    # they stand with the newest question
-    "tools": hermes("{{ m.content }}", SEPARATE_RESULTS)
-    .replace(
-        HERMES_HEAD, "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
-    )
-    .replace(CHATML, "{% if tools and m == asked[-1] %}{{ tools | tojson }}{% endif %}" + CHATML),
-    "tools need": hermes("{{ m.content }}", SEPARATE_RESULTS).replace(
-        HERMES_HEAD,
-        "{% if tools and messages | length < 2 %}{{ raise_exception('too short') }}{% endif %}"
-        + HERMES_HEAD,
+    "results are merged": (hermes("{{ m.content }}"), "consecutive tool results"),
+    "tools move": (AT_THE_NEWEST_QUESTION, "with tools"),
+    "tools move, one call at a time": (
+        AT_THE_NEWEST_QUESTION.replace(*ONE_CALL),
+        "with tools",
     ),
-    "reasoning": hermes(
-        "{% if loop.last %}" + THOUGHTS + "{% endif %}{{ m.content }}", SEPARATE_RESULTS
+    "tools need a user message": (
+        SEPARATE.replace(*ONE_CALL).replace(
+            HERMES_HEAD,
+            "{% if tools and messages[-1].role == 'system' %}{{ raise_exception('too short') }}"
+            "{% endif %}" + HERMES_HEAD,
+        ),
+        "with tools",
     ),
-    "shows today's date": "{{ strftime_now('%d %b %Y') }}" + STABLE["neither"],
+    "old reasoning goes": (hermes(LAST_ONLY + "{{ m.content }}", SEPARATE_RESULTS), "reasoning"),
+    "old reasoning goes, no tools": (
+        "{% for m in messages %}" + LAST_ONLY + CHATML + "{% endfor %}" + PROMPT,
+        "with reasoning",
+    ),
+    "the date": ("{{ strftime_now('%d %b %Y') }}" + STABLE["neither"], "shows today's date"),
 }
 
 
@@ -333,9 +349,10 @@ def test_the_probe_accepts(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", UNSTABLE)
 def test_the_probe_refuses(kind: str) -> None:
+    template, reason = UNSTABLE[kind]
     with pytest.raises(ModelError, match="not prefix-stable") as caught:
-        ChatFormat(byte_level(QWEN_THINKS, UNSTABLE[kind]))
-    assert kind.split(" need")[0] in caught.value.message
+        ChatFormat(byte_level(QWEN_THINKS, template))
+    assert reason in caught.value.message
 
 
 def test_a_tokenizer_with_several_templates_keeps_them() -> None:
