@@ -18,11 +18,15 @@ _SUFFIX = ".jinja"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A chat template. ``text`` is Jinja source, or several by name as some tokenizers have them;
-    ``source`` says to people where it is from."""
+    """A chat template.
+
+    ``text`` is Jinja source, or several by name as some tokenizers have them; ``source`` says to
+    people where it is from; ``reason`` why the model's own had to give way to it, if it had.
+    """
 
     text: str | dict[str, str]
     source: str
+    reason: str | None = None
 
 
 def read_template(override: str) -> Template:

@@ -59,7 +59,8 @@ _VARIANTS = (
 
 
 def load_tokenizer(path: Path, override: str | None = None) -> Any:
-    """The tokenizer of the model folder ``path``, with the template of ``choose_template``.
+    """The tokenizer of the model folder ``path``, with the template of ``choose_template``, which
+    is logged.
 
     Raises:
         ModelError: config or tokenizer cannot be read; or as ``choose_template`` does.
@@ -68,10 +69,18 @@ def load_tokenizer(path: Path, override: str | None = None) -> Any:
         model_type = AutoConfig.from_pretrained(path, local_files_only=True).model_type
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path}: its tokenizer cannot be loaded: {error}") from error
+        why = " ".join(str(error).split())
+        raise ModelError(f"{path}: its config or tokenizer cannot be loaded: {why}") from error
     template = choose_template(tokenizer, model_type, override)
     tokenizer.chat_template = template.text
-    log.info("chat template: %s", template.source)
+    if template.reason is None:
+        log.info("chat template: %s", template.source)
+    else:
+        log.warning(
+            "chat template: %s takes the place of the model's own: %s",
+            template.source,
+            template.reason,
+        )
     return tokenizer
 
 
@@ -84,7 +93,7 @@ def choose_template(
         tokenizer: of transformers, with the model's own template if it has one.
         model_type: of the model's config.
         override: a file, or the name of a shipped template; None: the model's own, or where that
-            is not prefix-stable the shipped variant of it (which is logged).
+            is not prefix-stable the shipped variant of it.
 
     Raises:
         ModelError: the override cannot be read, is no Jinja or is not prefix-stable; or there is
@@ -105,10 +114,7 @@ def choose_template(
         reason = "the model's tokenizer has no chat template"
     for shipped in _variants_for(tokenizer, model_type):
         if _unusable(tokenizer, shipped) is None and (not own or _agree(tokenizer, shipped)):
-            log.warning(
-                "chat template: %s takes the place of the model's own: %s", shipped.source, reason
-            )
-            return shipped
+            return replace(shipped, reason=reason)
     raise ModelError(
         f"{reason}; name another with --chat-template ({OPTION}): a file, or one "
         f"of those PACE ships: {', '.join(shipped_names())}",

@@ -1,5 +1,4 @@
-"""Which chat template a model gets, and what is refused. The templates called a model's own are
-written for these tests: they do what the real ones do that makes them unstable."""
+"""Which chat template a model gets, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +12,19 @@ from engine.chat import ChatFormat
 from engine.config import EngineConfig, config_dir
 from engine.engine import KVEngine
 from engine.errors import ModelError
-from engine.templates import choose_template
+from engine.template_files import Template
+from engine.templates import choose_template, load_tokenizer
+from tests.support.own_templates import (
+    CHATML,
+    HERMES_CALLS,
+    HERMES_HEAD,
+    LLAMA_OWN,
+    PROMPT,
+    QWEN3,
+    QWEN3_THINKING,
+    QWEN25,
+    mistral,
+)
 from tests.support.protocol_model import CHAT_TEMPLATE, byte_tokenizer
 from tests.support.template_tokenizers import (
     LLAMA,
@@ -23,99 +34,6 @@ from tests.support.template_tokenizers import (
     QWEN_THINKS,
     byte_level,
     sentencepiece,
-)
-
-# ---- templates as models have them
-
-CHATML = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-HERMES_HEAD = (
-    "{% if tools %}{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}"
-    "{{ '<|im_end|>\n' }}{% endif %}"
-)
-HERMES_CALLS = (
-    "{% for c in m.tool_calls or [] %}"
-    '{{ \'<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
-    "{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
-)
-MERGED_RESULTS = (
-    "{% elif m.role == 'tool' %}"
-    "{% if messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
-    "{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
-    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
-)
-PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-
-
-def hermes(answer: str, results: str = MERGED_RESULTS, prompt: str = PROMPT) -> str:
-    return (
-        HERMES_HEAD
-        + "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
-        + answer
-        + HERMES_CALLS
-        + "{{ '<|im_end|>\n' }}"
-        + results
-        + "{% else %}"
-        + CHATML
-        + "{% endif %}{% endfor %}"
-        + prompt
-    )
-
-
-LAST_THOUGHT_ONLY = (
-    "{% if loop.last %}{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}"
-    "{% endif %}{{ m.content }}"
-)
-QWEN3 = hermes(LAST_THOUGHT_ONLY)
-QWEN3_THINKING = hermes(
-    LAST_THOUGHT_ONLY, prompt=PROMPT.replace("assistant\n", "assistant\n<think>\n")
-)
-QWEN25 = hermes("{{ m.content }}")
-
-
-def mistral(gap: str, *, v7: bool) -> str:
-    """Tools, and before v7 the system message, stand with the newest question."""
-    return (
-        "{{ bos_token }}{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
-        + (
-            "{% if messages[0].role != 'system' %}"
-            "[SYSTEM_PROMPT]{{ strftime_now('%d') }}[/SYSTEM_PROMPT]{% endif %}"
-            if v7
-            else ""
-        )
-        + "{% for m in messages %}{% if m.role == 'user' %}{% if m == asked[-1] and tools %}"
-        f"[AVAILABLE_TOOLS]{gap}" + "{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
-        f"[INST]{gap}"
-        + (
-            ""
-            if v7
-            else "{% if loop.last and messages[0].role == 'system' %}"
-            "{{ messages[0].content + '\n\n' }}{% endif %}"
-        )
-        + "{{ m.content }}[/INST]"
-        + (
-            "{% elif m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
-            if v7
-            else ""
-        )
-        + "{% elif m.role == 'assistant' and m.tool_calls %}"
-        + f"[TOOL_CALLS]{gap}["
-        + "{% for c in m.tool_calls %}{{ (c.function | tojson)[:-1] + ', ' }}"
-        "{{ '\"id\": \"' + c.id + '\"}' }}"
-        "{% endfor %}]{{ eos_token }}"
-        "{% elif m.role == 'assistant' %}" + f"{gap}" + "{{ m.content + eos_token }}"
-        "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
-        "{% endif %}{% endfor %}"
-    )
-
-
-LLAMA_OWN = (
-    "{{ bos_token + '<|start_header_id|>system<|end_header_id|>\n\nToday Date: ' }}"
-    "{{ strftime_now('%d %b %Y') }}{% if messages[0].role == 'system' %}"
-    "{{ messages[0].content }}{% endif %}{{ '<|eot_id|>' }}"
-    "{% for m in messages %}{% if m.role != 'system' %}"
-    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content + '<|eot_id|>' }}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 
 REPLACED = {
@@ -135,20 +53,15 @@ def shipped(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_an_unstable_template_gives_way_to_the_shipped_one_of_its_format(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unstable_template_gives_way_to_the_shipped_one_of_its_format(name: str) -> None:
     model_type, tokenizer = REPLACED[name]
     own = tokenizer.chat_template
     with pytest.raises(ModelError, match="not prefix-stable"):
         ChatFormat(tokenizer)
-    with caplog.at_level(logging.INFO):
-        template = choose_template(tokenizer, model_type)
+    template = choose_template(tokenizer, model_type)
     assert template.source == shipped(name)
     assert template.text == Path(shipped(name)).read_text(encoding="utf-8")
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert shipped(name) in record.message and "not prefix-stable" in record.message
+    assert "not prefix-stable" in str(template.reason)
     assert tokenizer.chat_template == own
 
 
@@ -168,11 +81,57 @@ def test_without_a_template_of_its_own_the_vocabulary_decides(name: str) -> None
     assert full.chat_template
 
 
-def test_a_stable_template_is_kept_and_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        template = choose_template(byte_tokenizer(), "qwen3")
-    assert (template.text, template.source) == (CHAT_TEMPLATE, "the model's own")
-    assert not caplog.records
+def test_a_stable_template_is_kept() -> None:
+    template = choose_template(byte_tokenizer(), "qwen3")
+    assert template == Template(CHAT_TEMPLATE, "the model's own")
+
+
+@pytest.mark.parametrize(
+    ("own", "override", "level", "said"),
+    [
+        (CHAT_TEMPLATE, None, logging.INFO, "chat template: the model's own"),
+        (CHAT_TEMPLATE, "qwen2.5", logging.INFO, "chat template: {qwen2.5}"),
+        (
+            QWEN25,
+            None,
+            logging.WARNING,
+            "chat template: {qwen2.5} takes the place of the model's own: the chat template is "
+            "not prefix-stable: ",
+        ),
+    ],
+)
+def test_one_line_of_the_log_says_which_it_is(
+    own: str,
+    override: str | None,
+    level: int,
+    said: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    byte_level(QWEN, own).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with caplog.at_level(logging.INFO, "engine"):
+        tokenizer = load_tokenizer(tmp_path, override)
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert record.message.startswith(said.replace("{qwen2.5}", shipped("qwen2.5")))
+    kept = own == CHAT_TEMPLATE and override is None
+    text = own if kept else Path(shipped("qwen2.5")).read_text(encoding="utf-8")
+    assert tokenizer.chat_template == text
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tokenizer"), [("qwen2", "{"), ("qwen2", "{}"), ("llama", ""), ("none-such", "")]
+)
+def test_a_broken_tokenizer_is_refused_in_one_line(
+    model_type: str, tokenizer: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    if tokenizer:
+        (tmp_path / "tokenizer.json").write_text(tokenizer)
+    with pytest.raises(ModelError, match="config or tokenizer cannot be loaded") as caught:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in caught.value.message and "\n" not in caught.value.message
 
 
 OTHER_FORMATS = {
@@ -293,72 +252,9 @@ def test_an_engine_serves_with_the_template_it_was_given(
     assert closing == "<|im_end|>\n\n"
 
 
-# ---- the probe: what a template must keep stable
-
-SEPARATE_RESULTS = (
-    "{% elif m.role == 'tool' %}{{ '<|im_start|>tool\n' + m.content + '<|im_end|>\n' }}"
-)
-THOUGHTS = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-ONE_CALL = (
-    HERMES_CALLS,
-    "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one!') }}{% endif %}"
-    + HERMES_CALLS,
-)
-STABLE = {
-    "tools": hermes("{{ m.content }}", SEPARATE_RESULTS),
-    "tools and reasoning": hermes(THOUGHTS + "{{ m.content }}", SEPARATE_RESULTS),
-    "one call at a time": hermes("{{ m.content }}", SEPARATE_RESULTS).replace(*ONE_CALL),
-    "neither": "{% for m in messages %}" + CHATML + "{% endfor %}" + PROMPT,
-}
-SEPARATE = STABLE["tools"]
-AT_THE_NEWEST_QUESTION = SEPARATE.replace(
-    HERMES_HEAD, "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
-).replace(CHATML, "{% if tools and m == asked[-1] %}{{ tools | tojson }}{% endif %}" + CHATML)
-LAST_ONLY = "{% if loop.last %}" + THOUGHTS + "{% endif %}"
-# what is wrong → (template, what the refusal says of it)
-UNSTABLE = {
-    "results are merged": (hermes("{{ m.content }}"), "consecutive tool results"),
-    "tools move": (AT_THE_NEWEST_QUESTION, "with tools"),
-    "tools move, one call at a time": (
-        AT_THE_NEWEST_QUESTION.replace(*ONE_CALL),
-        "with tools",
-    ),
-    "tools need a user message": (
-        SEPARATE.replace(*ONE_CALL).replace(
-            HERMES_HEAD,
-            "{% if tools and messages[-1].role == 'system' %}{{ raise_exception('too short') }}"
-            "{% endif %}" + HERMES_HEAD,
-        ),
-        "with tools",
-    ),
-    "old reasoning goes": (hermes(LAST_ONLY + "{{ m.content }}", SEPARATE_RESULTS), "reasoning"),
-    "old reasoning goes, no tools": (
-        "{% for m in messages %}" + LAST_ONLY + CHATML + "{% endfor %}" + PROMPT,
-        "with reasoning",
-    ),
-    "the date": ("{{ strftime_now('%d %b %Y') }}" + STABLE["neither"], "shows today's date"),
-}
-
-
-@pytest.mark.parametrize("kind", STABLE)
-def test_the_probe_accepts(kind: str) -> None:
-    chat = ChatFormat(byte_level(QWEN_THINKS, STABLE[kind]))
-    assert (chat.tools is not None) == (kind != "neither")
-    assert chat.thinks == (kind == "tools and reasoning")
-
-
-@pytest.mark.parametrize("kind", UNSTABLE)
-def test_the_probe_refuses(kind: str) -> None:
-    template, reason = UNSTABLE[kind]
-    with pytest.raises(ModelError, match="not prefix-stable") as caught:
-        ChatFormat(byte_level(QWEN_THINKS, template))
-    assert reason in caught.value.message
-
-
 def test_a_tokenizer_with_several_templates_keeps_them() -> None:
     """Some tokenizers name one for tools; transformers chooses between them."""
-    templates = {"default": STABLE["neither"], "tool_use": STABLE["tools"]}
-    template = choose_template(byte_level(QWEN, templates), "llama")
-    assert template.text == templates
-    assert ChatFormat(byte_level(QWEN, templates)).tools is not None
-    json.dumps(template.text)
+    plain = "{% for m in messages %}" + CHATML + "{% endfor %}" + PROMPT
+    tokenizer = byte_level(QWEN, {"default": plain, "tool_use": CHAT_TEMPLATE})
+    assert choose_template(tokenizer, "llama").text == tokenizer.chat_template
+    assert ChatFormat(tokenizer).tools is not None

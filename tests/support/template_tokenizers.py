@@ -7,11 +7,13 @@ turns a space into ``▁`` and puts one before the very first text only.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from engine.template_files import shipped_template
 from tests.support.protocol_model import byte_tokenizer
 
 QWEN = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
@@ -27,6 +29,20 @@ LLAMA = (
 )
 ENDS = {QWEN: QWEN[:2], QWEN_THINKS: QWEN[:2], LLAMA: (LLAMA[0], LLAMA[3])}
 """Beginning and end of a text; Mistral's are ``<s>`` and ``</s>``."""
+
+
+# shipped template → the tokens of its models
+TOKENS = {
+    "qwen2.5": QWEN,
+    "qwen3": QWEN_THINKS,
+    "qwen3-thinking": QWEN_THINKS,
+    "mistral-v3": MISTRAL_V3,
+    "mistral-v3-tekken": MISTRAL_V3,
+    "mistral-v7": MISTRAL_V7,
+    "mistral-v7-tekken": MISTRAL_V7,
+    "llama3.1": LLAMA,
+}
+SENTENCEPIECE = ("mistral-v3", "mistral-v7")
 
 
 def with_tokens(tokenizer: Any, tokens: tuple[str, ...], template: Any = None) -> Any:
@@ -66,3 +82,28 @@ def sentencepiece(tokens: tuple[str, ...], template: Any = None) -> Any:
         tokens,
         template,
     )
+
+
+@cache
+def tokenizer_for(name: str) -> Any:
+    """A tokenizer with the shipped template ``name``."""
+    make = sentencepiece if name in SENTENCEPIECE else byte_level
+    return make(TOKENS[name], shipped_template(name).text)
+
+
+def rendered(tokenizer: Any, messages: Any, tools: Any = None, answer: bool = False) -> str:
+    """What transformers makes of a conversation in the form of the API."""
+    text: str = tokenizer.apply_chat_template(
+        messages, tools=tools, tokenize=False, add_generation_prompt=answer
+    )
+    return text
+
+
+def said(role: str, content: str, **more: Any) -> dict[str, Any]:
+    """A message."""
+    return {"role": role, "content": content, **more}
+
+
+def call(call_id: str, **arguments: Any) -> dict[str, Any]:
+    """A call of the tool ``f``."""
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
