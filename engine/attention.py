@@ -26,7 +26,8 @@ class Segment:
     A prefill chunk has ``staged`` views for its KV; a decode token (``staged`` None) is
     written into the row's first free slot. Writing twice gives the same bits, so a failed
     forward can be repeated. ``scores`` ``[L, length + count]``, zeros at first, receives the
-    attention each candidate gets in this forward (DESIGN §3.4); the row's own scores are not
+    attention each candidate gets in this forward (DESIGN §3.4), from its last ``observe`` tokens
+    only (None: from all; a decode token then observes nothing); the row's own scores are not
     touched.
     """
 
@@ -35,6 +36,7 @@ class Segment:
     count: int
     staged: Staged | None
     scores: Tensor
+    observe: int | None = None
 
 
 @dataclass(slots=True)
@@ -127,7 +129,8 @@ def _decode(
     weights = grouped.new_empty(grouped.shape[0], grouped.shape[1], slot + 1)
     torch.baddbmm(weights, grouped, keys.transpose(1, 2), beta=0, alpha=scaling, out=weights)
     weights = torch.softmax(weights, dim=-1, dtype=segment.scores.dtype)
-    segment.scores[layer] = weights.sum(dim=(0, 1))
+    if segment.observe is None:
+        segment.scores[layer] = weights.sum(dim=(0, 1))
     out.copy_(torch.bmm(weights.to(v.dtype), values).view(out.shape))
 
 
@@ -157,6 +160,7 @@ def _prefill(
     kv_heads, dim = keys.shape[0], keys.shape[2]
     group = q.shape[0] // kv_heads
     scores, block = segment.scores[layer], batch.future.shape[0]
+    observed_from = 0 if segment.observe is None else max(0, n - segment.observe)
     for start in range(0, n, block):
         end = min(start + block, n)
         width, seen = end - start, resident + end
@@ -168,7 +172,9 @@ def _prefill(
         own.masked_fill_(batch.future[:width, :width], float("-inf"))
         exact = batch.scratch.view(shape, scores.dtype, q.device)  # weights itself in float32
         torch.softmax(weights, dim=-1, dtype=scores.dtype, out=exact)
-        scores[:seen] += exact.view(-1, seen).sum(dim=0)
+        if end > observed_from:
+            part = exact.view(kv_heads * group, width, seen)[:, max(0, observed_from - start) :]
+            scores[:seen] += part.sum(dim=(0, 1))
         if weights.dtype != exact.dtype:
             weights.copy_(exact)
         mixed = q.new_empty(kv_heads, group * width, dim)

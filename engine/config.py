@@ -9,14 +9,26 @@ from __future__ import annotations
 import os
 import sysconfig
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.errors import ConfigError
+from engine.policies import retention_names
 
 T = TypeVar("T", bound=BaseModel)
+
+
+def _known_retention(name: str) -> str:
+    if name not in retention_names():
+        raise ValueError(f"must be one of {', '.join(map(repr, retention_names()))}")
+    return name
+
+
+Retention = Annotated[str, AfterValidator(_known_retention)]
+Foresight = Literal["strict", "additive"]
+Renumber = Literal["limit", "eviction"]
 
 # A device file would be read for ever.
 _MOST_BYTES = 1 << 20
@@ -54,18 +66,22 @@ class ModelProfile(Frozen):
 class PolicyConfig(Frozen):
     """A preset of ``configs/policies``. Sizes left out come from the model's profile.
 
-    ``position_limit: null`` leaves positions as written; a number bounds them.
+    ``retention`` names a module of ``engine.policies``; ``foresight`` is for ``plan_aware``.
+    ``position_limit: null`` leaves positions as written; a number bounds them, ``range`` is the
+    model's. ``renumber``: when they reach the limit, or after every eviction.
     """
 
     name: str = Field(pattern=r"^[\w.-]{1,64}$")
     description: str = ""
-    retention: Literal["h2o", "plan_aware", "none"]
+    retention: Retention
+    foresight: Foresight = "strict"
     budget: int | None = Field(default=None, gt=0)
     sinks: int = Field(default=4, ge=0)
     recent: int = Field(default=128, ge=0)
     interval: int | None = Field(default=None, gt=0)
     chunk: int | None = Field(default=None, gt=0)
-    position_limit: int | Literal["profile"] | None = "profile"
+    position_limit: int | Literal["profile", "range"] | None = "profile"
+    renumber: Renumber = "limit"
     rope: RopeConfig = RopeConfig()
 
     def resolve(self, profile: ModelProfile, model_range: int) -> CachePolicy:
@@ -78,17 +94,20 @@ class PolicyConfig(Frozen):
         Raises:
             ConfigError: a rule of DESIGN §3.5 or §3.6 is broken.
         """
+        named = {"profile": profile.position_limit, "range": model_range}
         limit = self.position_limit
         try:
             return CachePolicy(
                 name=self.name,
                 retention=self.retention,
+                foresight=self.foresight,
                 budget=self.budget or profile.budget,
                 sinks=self.sinks,
                 recent=self.recent,
                 interval=self.interval or profile.interval,
                 chunk=self.chunk or profile.chunk,
-                position_limit=profile.position_limit if limit == "profile" else limit,
+                position_limit=named[limit] if isinstance(limit, str) else limit,
+                renumber=self.renumber,
                 rope=self.rope,
                 model_range=model_range,
             )
@@ -100,15 +119,25 @@ class CachePolicy(Frozen):
     """A policy with every size known (tokens). Fixed for the life of a session."""
 
     name: str
-    retention: Literal["h2o", "plan_aware", "none"]
+    retention: Retention
+    foresight: Foresight = "strict"
     budget: int
     sinks: int
     recent: int
     interval: int
     chunk: int
     position_limit: int | None
+    renumber: Renumber = "limit"
     rope: RopeConfig
     model_range: int
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        if self.foresight != "strict" and self.retention != "plan_aware":
+            raise ValueError(f"foresight {self.foresight} needs retention plan_aware")
+        if self.renumber == "eviction" and self.position_limit is None:
+            raise ValueError("renumber eviction needs a position_limit")
+        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -134,7 +163,8 @@ class CachePolicy(Frozen):
     @property
     def reserve(self) -> int:
         """Slots of the budget that planned tokens may not take (DESIGN §3.5)."""
-        return self.budget // 8 if self.retention == "plan_aware" else 0
+        strict = self.retention == "plan_aware" and self.foresight == "strict"
+        return self.budget // 8 if strict else 0
 
     @property
     def capacity(self) -> int:

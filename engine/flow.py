@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.errors import ContextLengthExceeded
 from engine.plan import next_use, residency, rotary_gap
+from engine.policies import observed_queries
 from engine.retention import NO_USE, Candidates, forced, select_keep
 from engine.row import Row
 from engine.runner import Work, Written
@@ -102,10 +103,14 @@ class Writer:
             raise ContextLengthExceeded(state.written + state.room, state.written + count)
         self._renumber_if_due(state, count, record)
         row, first = state.active_row(), state.written - state.shift
-        written = yield Work(row, state.table, tuple(tokens), first, count == 1, logits)
+        observe = observed_queries(state.policy.retention)
+        written = yield Work(row, state.table, tuple(tokens), first, count == 1, logits, observe)
         record.ran(count)
         resident, fresh_score = row.length, written.scores[:, row.length :]
-        row.score[:, :resident] += written.scores[:, :resident]
+        if observe is None:
+            row.score[:, :resident] += written.scores[:, :resident]
+        elif written.staged is not None:  # the newest prompt alone counts
+            row.score[:, :resident] = written.scores[:, :resident]
         full = state.policy.retention != "none" and resident + count >= row.capacity
         if measure or full:
             logical, physical = self._candidates(row, state.written, first, count)
@@ -171,12 +176,14 @@ class Writer:
         return logits
 
     def _renumber_if_due(self, state: SessionState, count: int, record: TurnRecord) -> None:
-        """DESIGN §3.6: before writing n tokens, number the row when m − c + n > L."""
+        """DESIGN §3.6: before writing n tokens, number the row when m − c + n > L; or when an
+        eviction left gaps, for policies that renumber after each."""
         limit = state.policy.position_limit
-        if limit is None or state.written - state.shift + count <= limit:
-            return
         start, before = self.clock(), state.written - state.shift
         row = state.active_row()
+        gaps = state.policy.renumber == "eviction" and before > row.length
+        if limit is None or (before + count <= limit and not gaps):
+            return
         row.renumber(state.table)
         state.shift = state.written - row.length
         state.renumbers += 1
@@ -201,7 +208,7 @@ class Writer:
         """Choose what stays and note it. The step is that of the last token written."""
         step = state.step_at(state.written + count - 1)
         uses = next_use(state.protected(step), logical)
-        candidates = Candidates(logical, score, uses)
+        candidates = Candidates(logical, score, uses, step)
         keep = select_keep(state.policy, candidates)
         if self.on_evict is not None:
             keep = self.on_evict(state, keep, logical)

@@ -1,14 +1,14 @@
-"""Which tokens stay: ``select_keep``, one pure function per policy (DESIGN §3.5)."""
+"""Which tokens stay: ``select_keep`` (DESIGN §3.5), and what the policies build on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.config import CachePolicy
+from engine.policies import keep_function
 
 NO_USE = 1 << 40
 """Next use of a token no future step reads."""
@@ -19,12 +19,13 @@ class Candidates:
     """Tokens competing for the slots of a row, in logical order.
 
     ``logical``: int64 ``[L, N]`` rising; ``score``: ``[L, N]``; ``next_use``: int64 ``[L, N]``,
-    the step that reads the token next, ``NO_USE`` for none.
+    the step that reads the token next, ``NO_USE`` for none; ``step``: the current one.
     """
 
     logical: Tensor
     score: Tensor
     next_use: Tensor
+    step: int = 0
 
 
 def select_keep(policy: CachePolicy, candidates: Candidates) -> Tensor:
@@ -41,42 +42,8 @@ def select_keep(policy: CachePolicy, candidates: Candidates) -> Tensor:
     if count <= policy.budget:
         layers = candidates.logical.shape[0]
         return torch.arange(count, device=candidates.logical.device).expand(layers, count)
-    return _SELECTORS[policy.retention](policy, candidates)
-
-
-def keep_h2o(policy: CachePolicy, candidates: Candidates) -> Tensor:
-    """Sinks, recent window, then the highest cumulative attention (H2O, Zhang et al. 2023)."""
-    priority = by_score(candidates.score)
-    priority[forced(policy, candidates)] = -1
-    return lowest(priority, policy.budget)
-
-
-def keep_plan_aware(policy: CachePolicy, candidates: Candidates) -> Tensor:
-    """Sinks, recent window, then tokens with a next use, soonest first and by score within one
-    use, up to budget − sinks − recent − reserve; the rest by score (paper §3.1, taken to the
-    limit of an infinite foresight scale)."""
-    rank = by_score(candidates.score)
-    always = forced(policy, candidates)
-    count = rank.shape[1]
-    wanted = (candidates.next_use < NO_USE) & ~always
-    order = torch.where(wanted, candidates.next_use * count + rank, torch.iinfo(torch.int64).max)
-    quota = policy.budget - policy.sinks - policy.recent - policy.reserve
-    first = order.argsort(dim=1)[:, :quota]
-    planned = torch.zeros_like(wanted).scatter_(1, first, True) & wanted
-    rank[always | planned] = -1
-    return lowest(rank, policy.budget)
-
-
-def keep_none(policy: CachePolicy, candidates: Candidates) -> Tensor:
-    """Nothing is evicted; the engine ends the session before this could be asked."""
-    raise AssertionError(f"policy {policy.name} does not evict")
-
-
-_SELECTORS: dict[str, Callable[[CachePolicy, Candidates], Tensor]] = {
-    "h2o": keep_h2o,
-    "plan_aware": keep_plan_aware,
-    "none": keep_none,
-}
+    keep: Tensor = keep_function(policy.retention)(policy, candidates)
+    return keep
 
 
 def forced(policy: CachePolicy, candidates: Candidates) -> Tensor:

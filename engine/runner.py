@@ -33,7 +33,8 @@ class Work:
     """Tokens of one session for the next forward.
 
     ``first``: physical position of the first token; ``decode``: write the single token into
-    the row's free slot instead of the staging area; ``logits``: for the last token or all.
+    the row's free slot instead of the staging area; ``logits``: for the last token or all;
+    ``observe``: how many of the last tokens make the scores (see ``Segment``).
     """
 
     row: Row
@@ -42,6 +43,7 @@ class Work:
     first: int
     decode: bool
     logits: Literal["last", "all"]
+    observe: int | None = None
 
 
 @dataclass(slots=True)
@@ -169,7 +171,7 @@ class ModelRunner:
                 dtype=self.shape.score_dtype,
                 device=self.device,
             )
-            segments.append(Segment(work.row, start, count, staged, scores))
+            segments.append(Segment(work.row, start, count, staged, scores, work.observe))
             wanted.extend(
                 range(start if work.logits == "all" else start + count - 1, start + count)
             )

@@ -81,7 +81,9 @@ def policy_config(rules: Rules, name: str = "test", rope: RopeConfig | None = No
     """The engine's preset for the reference's rules."""
     return PolicyConfig(
         name=name,
-        retention=rules.retention,  # type: ignore[arg-type]
+        retention=rules.retention,
+        foresight=rules.foresight,  # type: ignore[arg-type]
+        renumber=rules.renumber,  # type: ignore[arg-type]
         budget=rules.budget,
         sinks=rules.sinks,
         recent=rules.recent,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -17,13 +16,17 @@ from tests.reference.retention import Rules, kept
 # few different scores and uses, so that ties are the rule
 SCORES = st.sampled_from([0.0, 0.25, 0.5, 1.0, 7.0])
 USES = st.sampled_from([None, None, None, 3, 4, 9, 1000])
+STEP = 3
 
 
 @st.composite
 def cases(draw: Any) -> tuple[Rules, list[list[int]], list[list[float]], list[list[int | None]]]:
-    retention = draw(st.sampled_from(["h2o", "plan_aware"]))
+    retention = draw(st.sampled_from(["h2o", "plan_aware", "additive", "snapkv", "streaming"]))
     budget = draw(st.integers(4, 40))
-    rules = Rules(retention, budget, draw(st.integers(0, 6)), draw(st.integers(0, 20)), 4, 8)
+    sizes = (budget, draw(st.integers(0, 6)), draw(st.integers(0, 20)), 4, 8)
+    rules = Rules(retention, *sizes)
+    if retention == "additive":
+        rules = Rules("plan_aware", *sizes, foresight="additive")
     assume(rules.sinks + rules.recent + rules.reserve < budget)
     count = draw(st.integers(1, budget + 30))
     logical, scores, uses = [], [], []
@@ -45,7 +48,7 @@ def select(
 ) -> list[list[int]]:
     numbers = [[NO_USE if use is None else use for use in layer] for layer in uses]
     candidates = Candidates(
-        torch.tensor(logical), torch.tensor(scores, dtype=dtype), torch.tensor(numbers)
+        torch.tensor(logical), torch.tensor(scores, dtype=dtype), torch.tensor(numbers), STEP
     )
     before = [array.clone() for array in (candidates.logical, candidates.score)]
     keep: list[list[int]] = select_keep(resolved(rules), candidates).tolist()
@@ -57,7 +60,7 @@ def select(
 @given(cases())
 def test_the_selection_is_the_reference_selection(case: Any) -> None:
     rules, logical, scores, uses = case
-    expected = [kept(rules, *layer) for layer in zip(logical, scores, uses, strict=True)]
+    expected = [kept(rules, *layer, STEP) for layer in zip(logical, scores, uses, strict=True)]
     assert select(rules, logical, scores, uses) == expected
     assert select(rules, logical, scores, uses, torch.float64) == expected
 
@@ -110,7 +113,22 @@ def test_sinks_are_logical_positions_not_slots() -> None:
     assert keep == [0, 1, 2, 3]
 
 
-def test_a_policy_without_eviction_is_never_asked() -> None:
-    rules = Rules("none", budget=4, sinks=0, recent=0, interval=4, chunk=8)
-    with pytest.raises(AssertionError, match="does not evict"):
-        one_layer(rules, [1.0] * 5, [None] * 5)
+def test_the_additive_bonus_is_the_papers() -> None:
+    """At step 3: read at step 3 gives 1e5, at step 5 gives 74,829.27, never 0 (Eq. 2)."""
+    rules = Rules("plan_aware", 3, 0, 0, 4, 8, foresight="additive")
+    uses: list[int | None] = [3, 5, None, 5, None, 5]
+    # attention breaks ties and outweighs distance only when it is larger than the bonus
+    assert one_layer(rules, [0.0, 1.0, 74_829.0, 2.0, 74_831.3, 1.0], uses) == [0, 3, 4]
+    assert one_layer(rules, [0.0, 1.0, 74_829.0, 2.0, 74_830.0, 1.5], uses) == [0, 3, 5]
+
+
+def test_snapkv_takes_neighbours_along() -> None:
+    rules = Rules("snapkv", budget=8, sinks=0, recent=1, interval=4, chunk=8)
+    scores = [0.0] * 30
+    scores[10] = 1.0
+    assert one_layer(rules, scores, [None] * 30) == [7, 8, 9, 10, 11, 12, 13, 29]
+
+
+def test_streaming_keeps_sinks_and_the_newest_whatever_their_scores() -> None:
+    rules = Rules("streaming", budget=6, sinks=2, recent=1, interval=4, chunk=8)
+    assert one_layer(rules, [9.0] * 10 + [0.0] * 10, [5] * 20) == [0, 1, 16, 17, 18, 19]

@@ -68,12 +68,22 @@ class DenseLlama:
         return torch.cat((turned.real, turned.imag), -1)
 
     def write(
-        self, caches: Sequence[LayerCache], tokens: Sequence[int], logical: int, physical: int
+        self,
+        caches: Sequence[LayerCache],
+        tokens: Sequence[int],
+        logical: int,
+        physical: int,
+        observe: int | None = None,
     ) -> Tensor:
-        """Append ``tokens`` to every cache, causally attending; returns logits ``[n, V]``."""
+        """Append ``tokens`` to every cache, causally attending; returns logits ``[n, V]``.
+
+        ``observe``: the attention of the last so many of them, when they are several, replaces
+        all scores; None: the attention of all is added.
+        """
         x = self.weights["model.embed_tokens.weight"][list(tokens)]
         for layer, cache in enumerate(caches):
-            x = x + self._attention(layer, cache, self._norm(x, layer, "input"), logical, physical)
+            normed = self._norm(x, layer, "input")
+            x = x + self._attention(layer, cache, normed, logical, physical, observe)
             h = self._norm(x, layer, "post_attention")
             gate, up = (
                 self._linear(h, layer, "mlp.gate_proj"),
@@ -84,7 +94,13 @@ class DenseLlama:
         return x @ self.weights["lm_head.weight"].T
 
     def _attention(
-        self, layer: int, cache: LayerCache, x: Tensor, logical: int, physical: int
+        self,
+        layer: int,
+        cache: LayerCache,
+        x: Tensor,
+        logical: int,
+        physical: int,
+        observe: int | None,
     ) -> Tensor:
         count, held = x.shape[0], len(cache.entries)
         q = self._linear(x, layer, "self_attn.q_proj").view(count, self.heads, self.dim)
@@ -106,10 +122,13 @@ class DenseLlama:
             keys, values, queries = all_keys[:, kv], all_values[:, kv], all_queries[:, head]
             weights = (queries @ keys.T) / math.sqrt(self.dim)
             weights = weights.masked_fill(~visible, -math.inf).softmax(-1)
-            received += weights.sum(0)
+            received += weights[0 if observe is None else max(0, count - observe) :].sum(0)
             out[:, head] = weights @ values
         for entry, amount in zip(cache.entries, received, strict=True):
-            entry.score = entry.score + amount
+            if observe is None:
+                entry.score = entry.score + amount
+            elif count > 1:
+                entry.score = amount
         return self._linear(out.view(count, -1), layer, "self_attn.o_proj")
 
     def _linear(self, x: Tensor, layer: int, name: str) -> Tensor:

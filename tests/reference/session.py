@@ -152,14 +152,16 @@ class ReferenceSession:
 
     def _write(self, tokens: list[int], measure: int | None) -> Tensor:
         rules, count = self.rules, len(tokens)
-        if rules.limit is not None and self.written - self.shift + count > rules.limit:
+        due = rules.limit is not None and self.written - self.shift + count > rules.limit
+        held = [entry.physical for entry in self.caches[0].entries]
+        if due or (rules.renumber == "eviction" and self.written - self.shift != len(held)):
             for cache in self.caches:
                 for position, entry in enumerate(cache.entries):
                     entry.physical = position
             self.shift = self.written - len(self.caches[0].entries)
             self.renumbers += 1
         first = self.written - self.shift
-        logits = self.llama.write(self.caches, tokens, self.written, first)
+        logits = self.llama.write(self.caches, tokens, self.written, first, rules.observe)
         self.written += count
         if measure == len(self.tokens):
             wanted = plans.needed(self.spans, self.plan, self.segments, self.spans[-1].step)
@@ -169,10 +171,10 @@ class ReferenceSession:
                 plans.rotary_gap(wanted, self.logical, self.physical, query),
             )
         if rules.retention != "none":
-            held = len(self.caches[0].entries)
-            if held >= rules.budget + rules.interval:
+            size = len(self.caches[0].entries)
+            if size >= rules.budget + rules.interval:
                 self._evict(self._step_of(self.written - 1))
-                self.evicted += held - len(self.caches[0].entries)
+                self.evicted += size - len(self.caches[0].entries)
         return logits
 
     def _evict(self, step: int) -> None:
@@ -186,7 +188,7 @@ class ReferenceSession:
                 plans.next_use(self.spans, self.plan, self.segments, token, step)
                 for token in logical
             ]
-            stay = kept(self.rules, logical, scores, uses)
+            stay = kept(self.rules, logical, scores, uses, step)
             cache.entries = [cache.entries[i] for i in stay]
             layers.append(LayerEviction(logical, scores, uses, stay))
         self.evictions.append((step, layers))
