@@ -18,6 +18,7 @@ WITHOUT_EFFECT = frozenset(
         "metadata",
         "prediction",
         "priority",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "reasoning_effort",
         "request_id",
@@ -27,9 +28,10 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 
-# Only with one of these values (null is always accepted).
+# Only with one of these values, or null.
 USUAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
+    "audio": (),
     "best_of": (1,),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -42,6 +44,7 @@ USUAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
+    "moderation": (),
     "n": (1,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
@@ -53,14 +56,18 @@ USUAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "top_k": (-1, 0),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
+    "web_search_options": (),
 }
 
 _REASONS: Mapping[str, str] = {
+    "audio": "this server gives text only",
     "functions": "this server takes 'tools' instead",
     "function_call": "this server takes 'tool_choice' instead",
     "n": "this server gives one choice per request",
     "response_format": "only {'type': 'text'} is supported by this server",
+    "moderation": "this server moderates nothing",
     "store": "this server stores no completions",
+    "web_search_options": "this server searches nothing",
 }
 
 

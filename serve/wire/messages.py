@@ -11,7 +11,9 @@ from engine.types import Message
 from serve.wire.validation import Wire, refuse
 
 # Keys a text part may carry without changing its text (cache hints, citations).
-PART_EXTRAS = frozenset({"annotations", "cache_control", "citations", "id", "index"})
+PART_EXTRAS = frozenset(
+    {"annotations", "cache_control", "citations", "id", "index", "prompt_cache_breakpoint"}
+)
 
 
 class WireFunction(Wire):

@@ -6,12 +6,16 @@ What passes the model's embedding is watched, turn by turn.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from openai.resources.chat.completions import Completions
 
+from serve.wire.chat import KNOWN_FIELDS
+from serve.wire.fields import USUAL_VALUES, WITHOUT_EFFECT
 from tests.support.clients import (
     ChatClient,
     LangChainChat,
@@ -45,14 +49,25 @@ def test_every_turn_computes_what_is_new(
 ) -> None:
     client = kind(server.base_url, MODEL, ANSWER, stream)
     server.exchanges.take()
+    shown = []
     for number in range(TURNS):
         client.say(f"{kind.__name__} asks, {stream}: question {number}?")
-    exchanges = check_session(server)
-    assert [len(exchange.body["messages"]) for exchange in exchanges] == [
-        *range(2, 2 * TURNS + 1, 2)
-    ]
-    assert {bool(exchange.body.get("stream")) for exchange in exchanges} == {stream}
-    assert not any(KEYS & exchange.body.keys() for exchange in exchanges)
+        shown.append(client.reused)
+    turns = check_session(server)
+    assert [len(turn.body["messages"]) for turn in turns] == [*range(2, 2 * TURNS + 1, 2)]
+    assert {bool(turn.body.get("stream")) for turn in turns} == {stream}
+    assert not any(KEYS & turn.body.keys() for turn in turns)
+    # what the client shows its user as saved is what was not computed
+    asks = not stream or kind in (PydanticAIChat, LLMChat)
+    assert shown == [turn.reused if asks else None for turn in turns]
+
+
+def test_no_parameter_of_openai_is_unknown() -> None:
+    """It is heeded, accepted since it changes nothing, or refused by its name."""
+    of_the_library = {"self", "timeout", "extra_headers", "extra_query", "extra_body"}
+    asked = inspect.signature(Completions.create).parameters.keys() - of_the_library
+    assert asked
+    assert not asked - KNOWN_FIELDS - WITHOUT_EFFECT - USUAL_VALUES.keys()
 
 
 @dataclass(frozen=True)

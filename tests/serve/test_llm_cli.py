@@ -71,9 +71,9 @@ def test_a_chat_and_its_continuation(server: LocalServer) -> None:
     assert result.returncode == 0, result.stderr
     call("-c", "One more", *OPTIONS)
     shown = call("-c", "The last one", *OPTIONS, "--no-stream").stdout.decode()
-    exchanges = check_session(server)
-    assert len(exchanges) == TURNS + 2
-    assert [bool(exchange.body.get("stream")) for exchange in exchanges][-3:] == [True, True, False]
+    turns = check_session(server)
+    assert len(turns) == TURNS + 2
+    assert [bool(turn.body.get("stream")) for turn in turns[-3:]] == [True, True, False]
     again = call("-c", "What did you say?", *OPTIONS)
     assert again.returncode == 0, again.stderr
     (exchange,) = server.exchanges.take()

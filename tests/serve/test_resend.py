@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from transformers import LlamaForCausalLM
 
 from engine.config import PolicyConfig
 from tests.support.conversation import Conversation
-from tests.support.local_server import LocalServer, local_server
+from tests.support.local_server import LocalServer, drawing, local_server
 from tests.support.tool_clients import TOOLS
-from tests.support.transcript import CLOSING, encode
+from tests.support.transcript import CLOSING
 
 ROOMY = PolicyConfig(name="roomy", retention="none", budget=1024, position_limit=None)
 
@@ -66,15 +65,6 @@ def chat(request: pytest.FixtureRequest, talk: Talk) -> Conversation:
 def resending(request: pytest.FixtureRequest, talk: Talk) -> Conversation:
     """A conversation whose client sends everything again."""
     return talk(request.param)
-
-
-@contextmanager
-def drawing(server: LocalServer, text: str) -> Iterator[None]:
-    """The model "draws" the tokens of ``text``, one after the other."""
-    planned = encode(server.tokenizer, text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.answering.draw", lambda *_: planned.pop(0))
-        yield
 
 
 def goes_on(chat: Conversation) -> None:

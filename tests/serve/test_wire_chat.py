@@ -183,7 +183,7 @@ def message(**fields: Any) -> Message:
 
 def test_text_parts_are_joined() -> None:
     parts = [
-        {"type": "text", "text": "one "},
+        {"type": "text", "text": "one ", "prompt_cache_breakpoint": {"mode": "explicit"}},
         {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}},
     ]
     assert message(role="user", content=parts) == Message("user", "one two")

@@ -17,7 +17,14 @@ KEY = "sk-none"
 
 
 class ChatClient(Protocol):
-    """A conversation. ``say`` sends a user message and returns the answer's text."""
+    """A conversation. ``say`` sends a user message and returns the answer's text.
+
+    Attributes:
+        reused: prompt tokens of the last turn that came from a cache, as the client shows it;
+            None when it shows none, since it did not ask the stream for it.
+    """
+
+    reused: int | None
 
     def __init__(self, url: str, model: str, limit: int, stream: bool) -> None: ...
 
@@ -38,11 +45,13 @@ class OpenAIChat:
         self._messages.append({"role": "user", "content": text})
         completions: Any = self._client.chat.completions
         answer = completions.create(messages=self._messages, **self._settings)
+        self.reused = None
         if self._settings["stream"]:
             parts = [choice.delta.content or "" for chunk in answer for choice in chunk.choices]
             message: Any = {"role": "assistant", "content": "".join(parts)}
             self._messages.append(message)
             return str(message["content"])
+        self.reused = answer.usage.prompt_tokens_details.cached_tokens
         self._messages.append(answer.choices[0].message)
         return str(answer.choices[0].message.content)
 
@@ -74,6 +83,8 @@ class LangChainChat:
         else:
             answer = self._llm.invoke(self._messages)
         self._messages.append(answer)
+        usage = answer.usage_metadata
+        self.reused = None if usage is None else usage["input_token_details"]["cache_read"]
         return str(answer.content)
 
 
@@ -98,6 +109,8 @@ class LiteLLMChat:
         answer: Any = litellm.completion(messages=self._messages, **self._settings)
         if self._settings["stream"]:
             answer = litellm.stream_chunk_builder(list(answer), messages=self._messages)
+        details = answer.usage.prompt_tokens_details
+        self.reused = None if details is None else details.cached_tokens
         self._messages.append(answer.choices[0].message)
         return str(answer.choices[0].message.content)
 
@@ -127,6 +140,7 @@ class PydanticAIChat:
             result = self._agent.run_sync(text, message_history=self._history)
             output = result.output
         self._history = result.all_messages()
+        self.reused = self._history[-1].usage.cache_read_tokens
         return str(output)
 
 
@@ -144,7 +158,10 @@ class LLMChat:
     def say(self, text: str) -> str:
         answer = self._talk.prompt(text, system=self._system, **self._settings)
         self._system = None
-        return str(answer.text())
+        text = str(answer.text())
+        details = answer.usage().details or {}  # without the zeros
+        self.reused = details.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        return text
 
 
 def write_llm_models(folder: Path, url: str, model: str) -> None:

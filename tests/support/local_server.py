@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
@@ -28,6 +29,7 @@ from serve.engine_app import EngineReplica
 from serve.engine_client import HandleClient
 from serve.routes import create_app
 from tests.support.local_handle import LocalHandle
+from tests.support.transcript import encode
 
 START_S = 30
 
@@ -154,3 +156,12 @@ def local_server(model: Path, *policies: PolicyConfig, **settings: Any) -> Itera
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def drawing(server: LocalServer, text: str) -> Iterator[None]:
+    """The model "draws" the tokens of ``text``, one after the other."""
+    planned = encode(server.tokenizer, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.answering.draw", lambda *_: planned.pop(0))
+        yield

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tests.support.local_server import Exchange, LocalServer
+from tests.support.local_server import LocalServer
 from tests.support.transcript import CALL, CALL_END, CLOSING, Drawn, encode, token_log
 
 
-def check_session(server: LocalServer) -> list[Exchange]:
+@dataclass(frozen=True)
+class Turn:
+    """A turn's request, and how many tokens of its prompt were computed, and how many not."""
+
+    body: dict[str, Any]
+    computed: int
+    reused: int
+
+
+def check_session(server: LocalServer) -> list[Turn]:
     """Check that the exchanges since the last call are turns of one session that resends its
     transcript: whatever passed the embedding was new, and nothing new was left out.
 
@@ -20,8 +30,8 @@ def check_session(server: LocalServer) -> list[Exchange]:
     tokenizer = server.tokenizer
     drawn: dict[int, Drawn] = {}
     written = 0
-    exchanges = server.exchanges.take()
-    for exchange in exchanges:
+    turns = []
+    for exchange in server.exchanges.take():
         messages = [_plain(message) for message in exchange.body["messages"]]
         if drawn:
             place = max(drawn)
@@ -33,11 +43,12 @@ def check_session(server: LocalServer) -> list[Exchange]:
             log += encode(tokenizer, CALL)
         prefilled = len(log) - written
         assert exchange.passed[:prefilled] == log[written:]
+        turns.append(Turn(exchange.body, prefilled, written))
         decoded = exchange.passed[prefilled:]
         assert len(decoded) < _limit(exchange.body)
         drawn[len(messages)] = Drawn(decoded, CALL, CALL_END) if forced else Drawn(decoded)
         written = len(log) + len(decoded)
-    return exchanges
+    return turns
 
 
 def _limit(body: Mapping[str, Any]) -> int:
