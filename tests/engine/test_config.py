@@ -100,7 +100,7 @@ def test_sizes_come_from_the_profile_unless_the_preset_has_its_own() -> None:
         ("budget: -5", r"mine\.yaml: budget: .*greater than 0 \(value: -5\)"),
         ("budget: 1.5", r"mine\.yaml: budget: .*integer"),
         ("sinks: -1", r"mine\.yaml: sinks: .*greater than or equal to 0"),
-        ("retention: best", r"mine\.yaml: retention: .*'h2o', 'none', 'plan_aware'.* \(value: 'best'\)"),
+        ("retention: best", r"mine\.yaml: retention: .*'h2o', 'none', .* \(value: 'best'\)"),
         ("position_limit: model", r"mine\.yaml: position_limit"),
         ("rope: {type: ntk}", r"mine\.yaml: rope\.type: .*'default' or 'yarn'"),
         ("rope: {type: yarn, factor: 0.5}", r"mine\.yaml: rope\.factor: .*greater than or equal"),
