@@ -73,7 +73,10 @@ class PaceBody(Wire):
     @field_validator("segments")
     @classmethod
     def _few_readers(cls, segments: list[SegmentBody] | None) -> list[SegmentBody] | None:
-        _check_pairs(sum(len(item.messages) * len(item.readers) for item in segments or ()))
+        # the messages of a segment nobody reads cost too
+        _check_pairs(
+            sum(max(len(item.messages), 1) * max(len(item.readers), 1) for item in segments or ())
+        )
         return segments
 
     def update(self) -> PlanUpdate:

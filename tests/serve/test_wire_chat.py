@@ -297,6 +297,9 @@ def test_plan_keys_become_integers() -> None:
         ({"plan": {"7": [True]}}, "pace.plan.7.0"),
         ({"segments": [{"messages": [-1], "readers": [1]}]}, "pace.segments.0.messages.0"),
         ({"segments": [{"messages": [1]}]}, "pace.segments.0.readers"),
+        # messages that nobody reads, and readers that read nothing, could be millions
+        ({"segments": [{"messages": [*range(1000)], "readers": []}] * 101}, "pace.segments"),
+        ({"segments": [{"messages": [], "readers": [*range(1, 1001)]}] * 101}, "pace.segments"),
         # small bodies that would make the engine hold a hundred million pairs
         ({"plan": {str(n): [1] * 1000 for n in range(2, 103)}}, "pace.plan"),
         (
