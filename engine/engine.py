@@ -243,10 +243,18 @@ class KVEngine:
             flow = score_flow(
                 self.writer, self.chat, origin, forks[0], forks[1].active_row(), encoded
             )
-            self._start(session, Task(reporting(flow, outcome)))
-            result = self._wait(outcome)
-        finally:
+            # from here on the flow frees the rows: while it runs, also after nobody waits for it
+            # any more, it may write to them
+            task = Task(reporting(flow, lambda: self.store.drop(session, *forks), outcome))
+            self._start(session, task)
+        except BaseException:
             self.store.drop(session, *forks)
+            raise
+        try:
+            result = self._wait(outcome)
+        except BaseException:
+            self.scheduler.cancel(task)
+            raise
         if isinstance(result, PaceError):
             raise result
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import torch
@@ -64,16 +65,23 @@ def score_flow(
     return ScoreResult(tuple(scored), record.residency, record.rotary_gap)
 
 
-def reporting(flow: Flow[ScoreResult], outcome: SimpleQueue[ScoreResult | PaceError]) -> Flow[None]:
-    """Run ``flow`` and put its result, or what made it fail, into ``outcome``."""
+def reporting(
+    flow: Flow[ScoreResult],
+    release: Callable[[], None],
+    outcome: SimpleQueue[ScoreResult | PaceError],
+) -> Flow[None]:
+    """Run ``flow``, ``release`` what it wrote to, and put its result, or what made it fail, into
+    ``outcome``."""
+    result: ScoreResult | PaceError = EngineFailure("scoring ended without a result")
     try:
-        result: ScoreResult | PaceError = yield from flow
+        result = yield from flow
     except PaceError as error:
         result = error
     except BaseException as error:
         log.exception("scoring failed")
-        outcome.put(EngineFailure(f"scoring failed: {type(error).__name__}"))
+        result = EngineFailure(f"scoring failed: {type(error).__name__}")
         if not isinstance(error, Exception):
             raise  # it ends the step thread
-        return
-    outcome.put(result)
+    finally:
+        release()
+        outcome.put(result)

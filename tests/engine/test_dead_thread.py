@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from engine.engine import KVEngine
-from engine.errors import EngineFailure
+from engine.errors import EngineFailure, SessionBusy
 from engine.flow import Flow
 from engine.runner import ModelRunner, Work
 from engine.scheduler import Scheduler, Task
@@ -201,6 +201,46 @@ def test_every_running_turn_fails_and_nobody_waits(
     assert used_bytes(engine) == memory
     assert engine.stats()["sessions_running"] == 0
     assert engine.stats()["turns_failed_total"] == 7
+
+
+def test_rows_of_a_score_nobody_waits_for_are_not_given_away(
+    tiny: ModelRunner,
+    recorder: Recorder,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread is stuck in a forward, and may still write to them when it comes back."""
+    engine = make_engine(tiny, POLICIES, stuck_after_s=0.2)
+    monkeypatch.setattr("engine.engine._WAIT_S", 0.05)
+    engine.run(request("s", "first " * 20))
+    before, memory = state_of(engine, "s"), used_bytes(engine)
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hang(works: list[Work]) -> None:
+        stuck.set()
+        go_on.wait(30)
+
+    recorder.before = hang
+    try:
+        with pytest.raises(EngineFailure, match="stuck"):
+            engine.score(ScoreRequest("s", request("s", "?").messages, ("yes",)))
+        assert stuck.is_set()
+        held = used_bytes(engine)
+        with pytest.raises(SessionBusy):
+            engine.submit(request("s", "second"), lambda event: None)
+    finally:
+        recorder.before = None
+        go_on.set()
+    policy = before.policy.capacity
+    pool = engine.store.pool
+    assert held == memory + 2 * (pool.row_bytes(policy) + pool.buffer_bytes(policy))
+    until = time.monotonic() + 30
+    while engine.stats()["sessions_running"]:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert used_bytes(engine) == memory
+    assert state_of(engine, "s") is before
+    engine.run(request("s", "second"))
 
 
 def test_a_callback_cannot_kill_the_step_thread(tiny: ModelRunner, make_engine: MakeEngine) -> None:
