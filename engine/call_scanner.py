@@ -8,6 +8,7 @@ import secrets
 import string
 from dataclasses import dataclass, field
 
+from engine.transcript import encodable
 from engine.types import ToolCallDelta
 
 # The order in which models are taught to write: then the arguments can be given out as they come.
@@ -21,14 +22,19 @@ _ID_LENGTH = 9
 
 @dataclass(slots=True)
 class Call:
-    """A call of the answer. ``arguments`` is its JSON text, as far as it is known."""
+    """A call of the answer. ``pieces`` are its arguments, JSON text, as far as they are known."""
 
     index: int
     name: str
-    arguments: str = ""
+    pieces: list[str] = field(default_factory=list)
     call_id: str = field(
         default_factory=lambda: "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
     )
+
+    @property
+    def arguments(self) -> str:
+        """The pieces together."""
+        return "".join(self.pieces)
 
 
 @dataclass(slots=True)
@@ -54,66 +60,84 @@ class _Nesting:
 
 
 class CallScanner:
-    """Takes the text of a call piece by piece.
+    """Takes the text of a call piece by piece, at a cost that is linear in its length.
 
     Attributes:
-        raw: all text taken.
         call: the call, once its name is known.
         complete: the object is closed, and it is a call.
         broken: this is no call.
     """
 
     def __init__(self, index: int) -> None:
-        self.raw = ""
         self.call: Call | None = None
         self.complete = False
         self.broken = False
         self._index = index
+        self._taken: list[str] = []
         self._nesting = _Nesting()
-        self._streaming = False
-        self._given: int | None = None
+        self._head_read = False  # its first value that is an object was reached
+        self._streaming = False  # inside the arguments
+        self._given: int | None = None  # pieces that were given out; None: nothing was
+
+    @property
+    def raw(self) -> str:
+        """All text taken."""
+        return "".join(self._taken)
 
     def feed(self, text: str) -> int:
         """Take characters up to the end of the object; returns how many were taken."""
+        nesting, count, start, closed = self._nesting, 0, 0, False
         for count, character in enumerate(text, start=1):
-            self._step(character)
-            if self.complete or self.broken:
-                return count
-        return len(text)
+            if nesting.depth == 0 and character != "{":
+                if character.isspace():
+                    continue
+                self.broken = True
+                break
+            opens = character == "{" and nesting.depth == 1 and not nesting.in_string
+            if opens and not self._head_read:
+                start = count - 1
+                self._begin_arguments(self.raw + text[:start])
+            nesting.step(character)
+            if self._streaming and nesting.depth == 1:
+                self._stream(text[start:count])
+                self._streaming = False
+            if nesting.depth == 0:
+                closed = True
+                break
+        self._taken.append(text[:count])
+        if self._streaming:
+            self._stream(text[start:count])
+        if closed:
+            self._end()
+        return count
 
     def delta(self) -> ToolCallDelta | None:
         """What of the call has not been given out yet."""
         call = self.call
-        if call is None or self._given == len(call.arguments):
+        if call is None or self._given == len(call.pieces):
             return None
         first = self._given is None
-        piece = call.arguments[self._given or 0 :]
-        self._given = len(call.arguments)
+        piece = "".join(call.pieces[self._given or 0 :])
+        self._given = len(call.pieces)
         if first:
             return ToolCallDelta(self._index, call.call_id, call.name, piece)
         return ToolCallDelta(self._index, None, None, piece)
 
-    def _step(self, character: str) -> None:
-        nesting = self._nesting
-        if nesting.depth == 0 and character != "{":
-            self.broken = not character.isspace()
-            self.raw += character
-            return
-        if character == "{" and nesting.depth == 1 and not nesting.in_string and not self.call:
-            self._begin_arguments()
-        nesting.step(character)
-        self.raw += character
-        if self._streaming and self.call is not None:
-            self.call.arguments += character
-            self._streaming = nesting.depth > 1
-        if nesting.depth == 0:
-            self._end()
+    def _stream(self, piece: str) -> None:
+        if self.call is not None and piece:
+            self.call.pieces.append(piece)
 
-    def _begin_arguments(self) -> None:
-        head = _HEAD.fullmatch(self.raw)
-        if head is not None:
-            self.call = Call(self._index, json.loads(head["name"]))
-            self._streaming = True
+    def _begin_arguments(self, before: str) -> None:
+        self._head_read = True
+        head = _HEAD.fullmatch(before)
+        if head is None:
+            return
+        try:
+            name = json.loads(head["name"])
+        except ValueError:  # what looks like a string need not be one
+            return
+        self.call = Call(self._index, encodable(name))
+        self._streaming = True
 
     def _end(self) -> None:
         if self.call is not None:  # given out already
@@ -121,7 +145,7 @@ class CallScanner:
             return
         try:
             value = json.loads(self.raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         name = value.get("name") if isinstance(value, dict) else None
         if not isinstance(name, str):
@@ -130,5 +154,5 @@ class CallScanner:
         arguments = value.get("arguments", value.get("parameters"))
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments or {}, ensure_ascii=False)
-        self.call = Call(self._index, name, arguments)
+        self.call = Call(self._index, encodable(name), [encodable(arguments)])
         self.complete = True

@@ -23,6 +23,7 @@ from engine.chat_formats import (
 )
 from engine.errors import InvalidRequest, ModelError
 from engine.template_probe import check_stable, check_timeless
+from engine.transcript import arguments_value
 from engine.types import Message
 
 _STAND_INS: dict[str | None, tuple[Message, ...]] = {
@@ -174,7 +175,7 @@ def _for_template(message: Message) -> dict[str, Any]:
         item["tool_calls"] = json.loads(message.tool_calls)
         for call in item["tool_calls"]:
             with suppress(ValueError):  # a call that was cut off stays text
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+                call["function"]["arguments"] = arguments_value(call["function"]["arguments"])
     return item
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
 from engine.types import Message
 
 DIGEST_BYTES = 16
 EMPTY_DIGEST = bytes(DIGEST_BYTES)
+# Up to here every whole number is a float of its own.
+_EXACT = 2**53
 
 
 def canonical_json(value: object) -> str:
@@ -24,16 +28,37 @@ def canonical_json(value: object) -> str:
     )
 
 
+def arguments_value(text: str) -> Any:
+    """The value of a call's arguments; 5.0 is the integer 5, as in JavaScript.
+
+    Raises:
+        ValueError: ``text`` is no JSON (NaN and Infinity are none), nests too deeply, or holds
+            half of a surrogate pair, which no tokenizer takes.
+    """
+    try:
+        value = json.loads(text, parse_float=_number, parse_constant=_refuse)
+        if "\\u" in text:  # only an escape can bring half a pair
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("it nests too deeply") from error
+    return value
+
+
+def encodable(text: str) -> str:
+    """``text`` with a replacement for each half of a surrogate pair that stands alone."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def canonical_arguments(text: str) -> str:
-    """JSON text with sorted keys, spaced as models write it; what is no JSON stays as it is.
+    """JSON text with sorted keys, spaced as models write it; what has no ``arguments_value``
+    stays as it is.
 
     Clients write a call's arguments again from a parsed object, in another order or spacing: it
     is the same call.
     """
     try:
-        value = json.loads(text)
-        return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):  # also NaN and Infinity, which are no JSON
+        return json.dumps(arguments_value(text), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
         return text
 
 
@@ -86,6 +111,17 @@ def transcript_digests(messages: Iterable[Message], tools: str | None = None) ->
     """Entry k identifies the tools and the first k messages, from k = 0."""
     head = head_digest(tools)
     return [head, *chain_digests(messages, head)]
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number is too large")
+    return int(value) if value.is_integer() and abs(value) < _EXACT else value
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _digest(data: bytes) -> bytes:

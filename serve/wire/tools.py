@@ -103,7 +103,7 @@ def _free(choice: object) -> Literal["auto", "none"]:
 
 def _definitions(tools: Sequence[ToolBody]) -> str:
     """JSON text in the order models were taught, schemas in the client's order."""
-    plain = []
+    texts = []
     for index, tool in enumerate(tools):
         function: dict[str, Any] = {"name": tool.function.name}
         if tool.function.description is not None:
@@ -111,8 +111,17 @@ def _definitions(tools: Sequence[ToolBody]) -> str:
         if tool.function.parameters is not None:
             function["parameters"] = tool.function.parameters
             _check_schema(tool.function.parameters, f"tools.{index}.function.parameters")
-        plain.append({"type": "function", "function": function})
-    return json.dumps(plain, ensure_ascii=False)
+        texts.append(_json({"type": "function", "function": function}, f"tools.{index}"))
+    return f"[{', '.join(texts)}]"
+
+
+def _json(tool: dict[str, Any], param: str) -> str:
+    try:
+        return json.dumps(tool, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # JSON has no largest number; Python's floats do
+        raise InvalidRequest(
+            f"Invalid value for '{param}': it holds a number that is too large.", param=param
+        ) from error
 
 
 def _check_schema(parameters: dict[str, Any], param: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ OPENED = {"thinks": True, "opens_thinking": True}
 TAGGED = {"tagged_calls": True}
 BARE = {"bare_calls": ("f", "g")}
 ONE = {"tagged_calls": True, "one_call": True}
+DEEP = '{"name": "f", "extra": ' + "[" * 100_000 + "]" * 100_000 + "}"
 NESTED = '{"a": {"b": ["}", "\\"]{"]}, "c": "</tool_call>"}'
 
 # name: settings, text, reasoning, content, calls as (name, arguments)
@@ -109,6 +111,57 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str, list[tuple[str, str]]]] = 
         '<tool_call>{"x": 1}</tool_call>!',
         [],
     ),
+    "a name that is no JSON": (
+        TAGGED,
+        '<tool_call>{"name": "f\\q", "arguments": {"x": 1}}</tool_call>',
+        "",
+        '<tool_call>{"name": "f\\q", "arguments": {"x": 1}}</tool_call>',
+        [],
+    ),
+    "a name with a line break": (
+        TAGGED,
+        '<tool_call>{"name": "f\n", "arguments": {"x": 1}}</tool_call>',
+        "",
+        '<tool_call>{"name": "f\n", "arguments": {"x": 1}}</tool_call>',
+        [],
+    ),
+    "deeper than can be read": (TAGGED, f"<tool_call>{DEEP}", "", f"<tool_call>{DEEP}", []),
+    "an object in an object first": (
+        TAGGED,
+        '<tool_call>{"x": {"name": 1}, "name": "f", "arguments": {"y": 2}}</tool_call>',
+        "",
+        "",
+        [("f", '{"y": 2}')],
+    ),
+    "brackets that do not match": (
+        TAGGED,
+        '<tool_call>{"name": "f"]</tool_call>',
+        "",
+        '<tool_call>{"name": "f"]</tool_call>',
+        [],
+    ),
+    # halves of surrogate pairs cannot be sent as UTF-8
+    "half a character in a name": (
+        TAGGED,
+        '<tool_call>{"name": "f\\ud800", "arguments": {"x": "\\ud800"}}</tool_call>',
+        "",
+        "",
+        [("f?", '{"x": "\\ud800"}')],
+    ),
+    "half a character in arguments read at the end": (
+        TAGGED,
+        '<tool_call>{"arguments": {"x": "\\udfff"}, "name": "f"}</tool_call>',
+        "",
+        "",
+        [("f", '{"x": "?"}')],
+    ),
+    "half a character in arguments as text": (
+        TAGGED,
+        '<tool_call>{"name": "f", "arguments": "{\\"x\\": \\"\\udfff\\"}"}</tool_call>',
+        "",
+        "",
+        [("f", '{"x": "?"}')],
+    ),
     "no closing tag": (TAGGED, '<tool_call>{"name": "f"} so', "", "so", [("f", "{}")]),
     "thought, text and call": (
         THINKS | TAGGED,
@@ -162,6 +215,7 @@ def split(settings: dict[str, Any], pieces: list[str]) -> AnswerParts:
         content += part.content
         reasoning += part.reasoning
         for delta in part.calls:
+            f"{delta.name}{delta.arguments}".encode()  # as it is sent
             if delta.call_id is not None:
                 assert delta.index == len(calls) and delta.name
                 calls.append({"id": delta.call_id, "name": delta.name, "arguments": ""})
@@ -234,6 +288,17 @@ def test_arguments_are_given_out_as_they_come() -> None:
     (second,) = parts.take(' and longer"').calls
     assert (first.name, first.arguments) == ("write", '{"text": "long')
     assert second.call_id is None and second.arguments == ' and longer"'
+
+
+def test_a_long_call_costs_what_its_length_is() -> None:
+    """A file of a megabyte that the model writes: a cost with the square of it takes minutes."""
+    text = '<tool_call>{"name": "write", "arguments": {"text": "' + "line\\n" * 200_000 + '"}}'
+    pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
+    parts = AnswerParts(tagged_calls=True)
+    begun = time.process_time()
+    given = "".join(d.arguments for piece in pieces for d in parts.take(piece).calls)
+    assert time.process_time() - begun < 10
+    assert json.loads(given) == {"text": "line\n" * 200_000}
 
 
 def test_ids_are_nine_letters_or_digits_and_differ() -> None:

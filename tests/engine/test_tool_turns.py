@@ -12,7 +12,7 @@ import pytest
 from engine.engine import KVEngine
 from engine.errors import InvalidRequest, ReasoningDiverged, SessionDiverged
 from engine.runner import ModelRunner
-from engine.transcript import reasoning_digest, transcript_digests
+from engine.transcript import canonical_calls, reasoning_digest, transcript_digests
 from engine.types import Message, Sampling, TextDelta, ToolUse, TurnDone, TurnEvent, TurnRequest
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import build_engine, check_engine, policy_config, state_of
@@ -280,6 +280,25 @@ def test_reasoning_is_given_apart_and_matched_when_it_comes_back(
     assert "<think>\nThey ask.\n</think>\n\nYes.<|im_end|>\n<|im_start|>user\nSure?" in text
     engine.close()
     check_engine(engine)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "no JSON", '{"x": NaN}', '{"x": 1e999}', '{"x": "\\ud800"}', "[[]]", "5"],
+)
+def test_a_call_of_a_transcript_may_have_any_arguments(
+    arguments: str, engine: KVEngine, script: Script
+) -> None:
+    """What another model wrote; the template shows text that has no value as it is."""
+    call = Message("assistant", "", tool_calls=canonical_calls([("i", "weather", arguments)]))
+    messages = (*ASKED, call, Message("tool", "Rain.", tool_call_id="i"))
+    script("Rain.")
+    answer(ask(engine, messages, tools=AUTO))
+    text = byte_tokenizer().decode(list(state_of(engine, "s").tokens))
+    shown = arguments if arguments in ("[[]]", "5") else json.dumps(arguments)
+    assert f'"arguments": {shown}' in text
+    ahead = (*messages, Message("assistant", "Rain."), Message("user", "Sure?"))
+    assert engine.match("", None, transcript_digests(ahead, TOOLS)).known == 5
 
 
 def test_reasoning_of_a_new_transcript_reaches_the_template(

@@ -146,6 +146,17 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str |
     assert param.split(".")[0] in error.message
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e400"])
+def test_a_number_without_a_float_is_refused_where_it_is(number: str) -> None:
+    tools = """[{"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "parameters": {"maximum": NUMBER}}}]"""
+    text = '{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS}'
+    body = parse_object(text.replace("TOOLS", tools).replace("NUMBER", number).encode())
+    with pytest.raises(InvalidRequest, match="too large") as caught:
+        parse_chat(body, max_messages=50)
+    assert caught.value.param == "tools.1"
+
+
 def test_missing_model_and_messages() -> None:
     for name in ("model", "messages"):
         body: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -242,6 +253,12 @@ def test_tool_calls_are_canonical() -> None:
         ('{"a": 1', '{"a": 1'),
         ('{"a": NaN}', '{"a": NaN}'),
         ('{"a": 1e999}', '{"a": 1e999}'),
+        # JavaScript writes 5.0 as 5, -0.0 as 0 and 1e2 as 100
+        ('{"a":5.0,"b":-0.0,"c":1e2}', '{"a": 5, "b": 0, "c": 100}'),
+        ('{"a": 9007199254740992.0, "b": 0.5}', '{"a": 9007199254740992.0, "b": 0.5}'),
+        # half a character stays as it is: no tokenizer takes it
+        ('{"b":"\\ud83d","a":1}', '{"b":"\\ud83d","a":1}'),
+        ('{"b":"\\ud83d\\ude00","a":1}', '{"a": 1, "b": "😀"}'),
         ("1" * 5000, "1" * 5000),
         ("[" * 100_000, "[" * 100_000),
     ],
