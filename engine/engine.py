@@ -227,7 +227,11 @@ class KVEngine:
         """See ``Engine.score``."""
         encoded = encode_continuations(self.chat, request.continuations)
         wanted = TurnRequest(
-            request.session_id, request.messages, namespace=request.namespace, plan=request.plan
+            request.session_id,
+            request.messages,
+            namespace=request.namespace,
+            policy=request.policy,
+            plan=request.plan,
         )
         with self.store.lock:
             self.store.table.get(request.namespace, request.session_id)

@@ -221,7 +221,8 @@ TurnEvent = ChunkDone | TextDelta | TurnDone | TurnFailed
 class ScoreRequest:
     """Continuations to score after ``messages`` on a fork; nothing is committed.
 
-    The continuation is teacher-forced as the beginning of the assistant's answer.
+    The continuation is teacher-forced as the beginning of the assistant's answer. ``policy``:
+    None, or the session's.
     """
 
     session_id: str
@@ -229,6 +230,7 @@ class ScoreRequest:
     continuations: tuple[str, ...]
     namespace: str = ""
     plan: PlanUpdate = field(default_factory=PlanUpdate)
+    policy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def ray_environment() -> dict[str, str]:
         # Requests go in pieces, but a long session's ledger comes as one message, which the
         # default, 4 MB, may not hold.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * MIB),
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.proxy_guard:middlewares",
         # Ray's workers would yield to every other process; the engine is what the server is for.
         "RAY_worker_niceness": "0",
         # Ten looks around a second cost a twentieth of a core.

@@ -26,6 +26,7 @@ _REASONS = {
     "`policy_mismatch`), or its turn was cancelled.",
     413: "The body is too large.",
     429: "No room for another session now.",
+    431: "The headers are too large.",
     500: "The turn failed and was rolled back.",
     503: "No engine answers now.",
 }
@@ -185,7 +186,7 @@ def _operation(
         "parameters": parameters or [],
         "responses": {
             "200": {"description": "As asked.", "content": content},
-            **{str(status): _error(status) for status in sorted(errors)},
+            **{str(status): _error(status) for status in sorted((*errors, 431))},
         },
     }
     if body is not None:

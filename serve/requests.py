@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from starlette.requests import Request
+from ray.exceptions import RayError
+from starlette.requests import ClientDisconnect, Request
 
 from engine.errors import InvalidRequest
 from serve.calls import EngineInfo
@@ -21,15 +22,23 @@ _PARSE_ASIDE_BYTES = 256 * 1024
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLarge for more than ``limit`` bytes, read or announced."""
+    """The whole body.
+
+    Raises:
+        BodyTooLarge: it has more than ``limit`` bytes, read or announced.
+        InvalidRequest: the client went away before its end; nobody reads the answer.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise _too_large(limit)
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                raise _too_large(limit)
+    except (ClientDisconnect, RayError):  # Ray passes a broken connection on as its own errors
+        raise InvalidRequest("The body ends too early.", code="incomplete_body") from None
     return bytes(body)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.errors import InvalidRequest
 from engine.types import PlanUpdate
-from serve.wire.plan import PaceBody, check_session_id
+from serve.wire.plan import PaceBody
 from serve.wire.validation import UNSUPPORTED, validate
 
 
@@ -21,13 +21,7 @@ def parse_blueprint(body: Mapping[str, Any], session_id: str) -> tuple[PlanUpdat
         InvalidRequest: naming the field at fault; ``session_id`` when it is not the path's.
     """
     blueprint = validate(PaceBody, body)
-    if blueprint.session_id is not None:
-        check_session_id(blueprint.session_id, "session_id")
-        if blueprint.session_id != session_id:
-            raise InvalidRequest(
-                f"Invalid value for 'session_id': the path names '{session_id}'.",
-                param="session_id",
-            )
+    blueprint.check_session(session_id, "session_id")
     if blueprint.step is not None:
         raise InvalidRequest(
             "Unsupported value for 'step': it numbers a user message, and a blueprint brings none; "

@@ -43,6 +43,12 @@ class BodyTooLarge(InvalidRequest):
     code = "request_too_large"
 
 
+class HeadersTooLarge(InvalidRequest):
+    """The request's headers are larger than a proxy should hold."""
+
+    code = "headers_too_large"
+
+
 class WrongApiKey(InvalidRequest):
     """The request brings none of the server's API keys."""
 
@@ -82,6 +88,7 @@ ERROR_KINDS: dict[type[PaceError], ErrorKind] = {
     SessionNotFound: ErrorKind(404, _INVALID),
     MethodNotAllowed: ErrorKind(405, _INVALID),
     BodyTooLarge: ErrorKind(413, _INVALID),
+    HeadersTooLarge: ErrorKind(431, _INVALID),
     Conflict: ErrorKind(409, "conflict_error"),
     SessionBusy: ErrorKind(409, "conflict_error", retry=True),
     TurnCancelled: ErrorKind(409, "conflict_error"),

@@ -79,6 +79,14 @@ class PaceBody(Wire):
         )
         return segments
 
+    def check_session(self, session_id: str, param: str) -> None:
+        """Raise InvalidRequest, naming ``param``, when another session than the path's is named."""
+        if self.session_id not in (None, session_id):
+            check_session_id(self.session_id, param)
+            raise InvalidRequest(
+                f"Invalid value for '{param}': the path names '{session_id}'.", param=param
+            )
+
     def update(self) -> PlanUpdate:
         """The engine's form of plan, segments and step."""
         return PlanUpdate(
@@ -128,7 +136,8 @@ def choose_session_id(header: str | None, body: Mapping[str, Any]) -> str | None
     """
     pace = body.get("pace")
     candidates = (
-        (header, "X-Session-Id"),
+        # HTTP servers hand over the white space behind a value
+        (header and header.strip(" \t"), "X-Session-Id"),
         (pace.get("session_id") if isinstance(pace, Mapping) else None, "pace.session_id"),
         (body.get("session_id"), "session_id"),
     )

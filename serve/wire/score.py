@@ -38,12 +38,15 @@ def parse_score(
     """
     check_message_count(body, max_messages)
     score = validate(ScoreBody, body)
+    pace = score.pace or PaceBody()
+    pace.check_session(session_id, "pace.session_id")
     request = ScoreRequest(
         session_id=session_id,
         messages=tuple(message.canonical() for message in score.messages),
         continuations=tuple(score.continuations),
         namespace=namespace,
-        plan=(score.pace or PaceBody()).update(),
+        policy=pace.policy,
+        plan=pace.update(),
     )
     return request, score.model
 

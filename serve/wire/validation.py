@@ -97,4 +97,4 @@ def _first_complaint(error: ValidationError, prefix: str) -> InvalidRequest:
             message = f"Unknown parameter: '{param}'."
         case _:
             message = f"Invalid value for '{param}': {item['msg'].rstrip('.')}."
-    return InvalidRequest(message, param=param or None, code=code)
+    return InvalidRequest(message, param=param if path or prefix else None, code=code)

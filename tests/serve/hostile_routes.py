@@ -1,0 +1,110 @@
+"""Wrong methods, paths, queries and bodies of all routes, and the answer the contract gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from tests.serve.hostile import CHAT, HI, INVALID, KNOWN, UNKNOWN, UNSUPPORTED, Case
+
+
+def refusals() -> Iterator[Case]:
+    """Wrong methods, paths and queries, and bodies of the other routes."""
+    of_known = f"/v1/sessions/{KNOWN}"
+    for method, path in (
+        ("GET", CHAT),
+        ("PUT", CHAT),
+        ("PATCH", CHAT),
+        ("DELETE", CHAT),
+        ("OPTIONS", CHAT),
+        ("HEAD", CHAT),
+        ("POST", "/health"),
+        ("POST", "/v1/models"),
+        ("DELETE", "/v1/models/default"),
+        ("POST", "/metrics"),
+        ("PUT", "/openapi.json"),
+        ("POST", "/v1/sessions"),
+        ("PUT", of_known),
+        ("POST", f"{of_known}/blueprint"),
+        ("GET", f"{of_known}/score"),
+    ):
+        yield Case(f"{method} {path}", 405, None, "method_not_allowed", method, path)
+    for method, path in (
+        ("GET", "/"),
+        ("GET", "/docs"),
+        ("GET", "/-/routes"),
+        ("GET", "/-/healthz"),
+        ("GET", "/v1"),
+        ("POST", f"{CHAT}/"),
+        ("POST", f"/{CHAT}"),
+        ("POST", "/v1/Chat/Completions"),
+        ("POST", f"{CHAT}%20"),
+        ("POST", f"{CHAT}%00"),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/sessions/"),
+        ("GET", "/v1/sessions/a%2Fb"),
+        ("GET", "/v1/sessions/..%2F..%2Fetc%2Fpasswd"),
+        ("GET", f"{of_known}/nothing"),
+        ("GET", "/" + "x" * 8000),
+    ):
+        yield Case(f"{method} {path[:60]}", 404, None, "not_found", method, path)
+    for name in ("gpt-4", "a/b", "%00", "%FF", "default%20"):
+        path = f"/v1/models/{name}"
+        yield Case(f"GET {path}", 404, "model", "model_not_found", "GET", path)
+    for name in ("%20", "%00", "%FF", "%C3%BC", "a%0Ab", "x" * 129, "%2E%2E%20"):
+        path = f"/v1/sessions/{name}"
+        yield Case(f"GET {path[:60]}", 400, "session_id", INVALID, "GET", path)
+    for method, path in (
+        ("GET", "/v1/sessions/none-such"),
+        ("DELETE", "/v1/sessions/none-such"),
+        ("GET", "/v1/sessions/none-such/events"),
+        ("PUT", "/v1/sessions/none-such/blueprint"),
+    ):
+        body = b"{}" if method == "PUT" else None
+        yield Case(f"{method} {path}", 404, "session_id", "session_not_found", method, path, body)
+    for since in ("", "-1", "+1", "1.0", "1e3", "x", "%D9%A1", "1" * 19):
+        path = f"{of_known}/events?since={since}"
+        yield Case(f"since={since}", 400, "since", INVALID, "GET", path)
+    yield Case(
+        "another's", 403, "namespace", "permission_denied", "GET", "/v1/sessions?namespace=x"
+    )
+    score = {"messages": [HI], "continuations": ["a"]}
+    for change, param, code in (
+        ({"continuations": []}, "continuations", INVALID),
+        ({"continuations": "a"}, "continuations", INVALID),
+        ({"continuations": [""]}, "continuations.0", INVALID),
+        ({"continuations": ["a"] * 65}, "continuations", INVALID),
+        ({"messages": []}, "messages", INVALID),
+        ({"stream": True}, "stream", UNKNOWN),
+        ({"pace": {"session_id": "other"}}, "pace.session_id", INVALID),
+        ({"pace": {"policy": "none-such"}}, "pace.policy", INVALID),
+        ({"pace": {"step": 1}}, "pace.step", INVALID),
+    ):
+        body = json.dumps({**score, **change}).encode()
+        name = f"score {json.dumps(change)[:60]}"
+        yield Case(name, 400, param, code, "POST", f"{of_known}/score", body)
+    for change, param, code in (
+        ({"step": 2}, "step", UNSUPPORTED),
+        ({"session_id": "other"}, "session_id", INVALID),
+        ({"plan": {"7": [8]}, "strict": True}, "plan", INVALID),
+        ({"pace": {}}, "pace", UNKNOWN),
+    ):
+        body = json.dumps(change).encode()
+        name = f"blueprint {json.dumps(change)}"
+        yield Case(name, 400, param, code, "PUT", f"{of_known}/blueprint", body)
+    policy = json.dumps({**score, "pace": {"policy": "pace"}}).encode()
+    yield Case(
+        "score another policy",
+        409,
+        "pace.policy",
+        "policy_mismatch",
+        "POST",
+        f"{of_known}/score",
+        policy,
+    )
+    for method, path in (("POST", CHAT), ("POST", f"{of_known}/score")):
+        yield Case(f"too large {path}", 413, None, "request_too_large", method, path, b" " * LARGE)
+    yield Case("too large", 413, None, "request_too_large", body=b" " * LARGE, chunks=1 << 20)
+
+
+LARGE = 8 * 1024 * 1024 + 1
