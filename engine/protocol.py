@@ -53,7 +53,7 @@ class Engine(Protocol):
         ``digests`` are those of the request's tools and messages (``transcript_digests``).
         With ``append`` the messages are all new: the named session's committed state is
         continued whatever it holds. Without ``session_id`` the idle session of the namespace
-        with the longest matching prefix is chosen, else a new id is made. At least one
+        with the longest matching prefix is chosen (with ``append`` none), else a new id is made. At least one
         message is always new.
 
         Raises: SessionDiverged, SessionBusy, SessionNotFound (append to a session that

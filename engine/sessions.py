@@ -120,7 +120,8 @@ class SessionTable:
     ) -> Match:
         """See ``Engine.match``."""
         if session_id is None:
-            return self._match_prefix(namespace, digests)
+            # what is appended to no session begins one, whatever it looks like
+            return self._match_prefix(namespace, digests[:1] if append else digests)
         session = self.find(namespace, session_id)
         if session is None or session.turns == 0:
             if append and (namespace, session_id) in self._dropped:
@@ -158,7 +159,9 @@ class SessionTable:
         return min(self.idle(keep), key=lambda s: s.last_used, default=None)
 
 
-def check_continues(session: Session, base: Base, known: int | None) -> SessionState:
+def check_continues(
+    session: Session, base: Base, known: int | None, digest: bytes | None = None
+) -> SessionState:
     """The state a turn asked for, if it is still what the caller saw.
 
     Raises:
@@ -177,6 +180,11 @@ def check_continues(session: Session, base: Base, known: int | None) -> SessionS
         raise SessionDiverged(
             f"session {session.session_id!r} holds {len(state.messages)} messages, not {known}: "
             "it changed since the request was matched; send the request again"
+        )
+    if digest is not None and state.digest != digest:
+        raise SessionDiverged(
+            f"session {session.session_id!r} holds other messages than when the request was "
+            "matched: its last turn was redone, or it was begun again; send the request again"
         )
     return state
 

@@ -78,7 +78,7 @@ class SessionStore:
             new = session is None
             session = session or self._create(request)
             check_policy(session, request.policy)
-            origin = check_continues(session, request.base, request.known)
+            origin = check_continues(session, request.base, request.known, request.digest)
             check_returned(origin, request.session_id, request.returned)
             if new:
                 self._add(session)

@@ -91,8 +91,9 @@ class TurnRequest:
 
     ``base`` says which state they continue (from ``KVEngine.match``): the committed one,
     the one before the last turn, or none ("new": the session is created or its id reused
-    for a first turn). ``known`` is the number of transcript messages that state holds;
-    the engine refuses the turn when it no longer does. ``tools`` None continues with those of
+    for a first turn). ``known`` is the number of transcript messages that state holds, ``digest``
+    that of the transcript up to there; the engine refuses the turn when they are no longer that
+    state's (each None: whatever it holds). ``tools`` None continues with those of
     the session. ``returned``: of held messages (by index), the digest of the reasoning the
     client sent back (``engine.transcript.reasoning_digest``).
     """
@@ -101,6 +102,7 @@ class TurnRequest:
     messages: tuple[Message, ...]
     base: Base = "current"
     known: int | None = None
+    digest: bytes | None = None
     namespace: str = ""
     policy: str | None = None
     sampling: Sampling = field(default_factory=Sampling)

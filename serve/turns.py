@@ -208,7 +208,9 @@ async def _admit(
     while True:
         tries += 1
         match = await client.match(namespace, call.session_id, digests, call.append)
-        items = client.turn(_request(call, match, namespace, request_id))
+        # appended messages continue whatever is held
+        digest = None if call.append else digests[match.known]
+        items = client.turn(_request(call, match, digest, namespace, request_id))
         first = await anext(items)
         if isinstance(first, Admitted):
             return first, items
@@ -219,12 +221,15 @@ async def _admit(
             digests = digests[:1]  # the same session would be found again: begin one
 
 
-def _request(call: ChatCall, match: Match, namespace: str, request_id: str) -> TurnRequest:
+def _request(
+    call: ChatCall, match: Match, digest: bytes | None, namespace: str, request_id: str
+) -> TurnRequest:
     return TurnRequest(
         session_id=match.session_id,
         messages=call.messages if call.append else call.messages[match.known :],
         base=match.base,
         known=match.known,
+        digest=digest,
         namespace=namespace,
         policy=call.policy,
         sampling=call.sampling,

@@ -23,7 +23,7 @@ from engine.errors import (
 from engine.pool import memory_limit
 from engine.runner import ModelRunner
 from engine.transcript import EMPTY_DIGEST, transcript_digests
-from engine.types import Match, Message, Sampling, ScoreRequest, TurnEvent, TurnFailed
+from engine.types import Base, Match, Message, Sampling, ScoreRequest, TurnEvent, TurnFailed
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import outcome, policy_config, request, state_of
 from tests.reference.retention import Rules
@@ -73,6 +73,41 @@ def test_a_resent_transcript_is_matched_to_what_the_session_holds(engine: KVEngi
         matched(engine, "s", transcript[:1])
     assert engine.match("", "s", [EMPTY_DIGEST, b"?" * 16], append=True) == Match("s", "current", 4)
     assert engine.match("", "t", [EMPTY_DIGEST, b"?" * 16], append=True) == Match("t", "new", 0)
+
+
+def test_what_is_appended_to_no_session_begins_one(engine: KVEngine) -> None:
+    transcript = talk(engine, "s", "one")
+    digests = transcript_digests([*transcript, NEXT])
+    match = engine.match("", None, digests, append=True)
+    assert (match.base, match.known) == ("new", 0) and match.session_id != "s"
+
+
+@pytest.mark.parametrize("change", ["redone", "begun again"])
+@pytest.mark.parametrize("base", ["current", "previous"])
+def test_other_messages_of_the_same_number_are_not_continued(
+    change: str, base: Base, engine: KVEngine
+) -> None:
+    """A request waits between being matched and being taken, and meanwhile another client's
+    turn puts other messages in the place of those it was matched to."""
+    transcript = talk(engine, "s", "one", "two")
+    end = [*transcript, NEXT] if base == "current" else [*transcript[:2], NEXT]
+    match = matched(engine, "s", end)
+    assert match.base == base
+    if change == "redone":
+        engine.run(request("s", "two, edited", base="previous", known=2))
+    else:
+        engine.delete("", "s")
+        talk(engine, "s", "uno", "due")
+    held = transcript_digests(end)[match.known]
+    late = request("s", "next", base=match.base, known=match.known, digest=held)
+    if (change, base) == ("redone", "previous"):
+        engine.run(late)  # the state before the turn is as it was
+        return
+    before = state_of(engine, "s")
+    with pytest.raises(SessionDiverged, match="other messages") as caught:
+        engine.run(late)
+    assert "send the request again" in caught.value.message
+    assert state_of(engine, "s") is before
 
 
 def test_a_transcript_finds_only_idle_sessions_of_its_own_namespace(engine: KVEngine) -> None:

@@ -6,6 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from engine.errors import PaceError, SessionBusy, SessionDiverged
+from engine.transcript import EMPTY_DIGEST, chain_digests
+from engine.types import Message
 from tests.serve.test_routes import ask, error_of
 from tests.support.fake_engine import FakeEngine
 
@@ -30,3 +32,18 @@ def test_one_that_changes_for_ever_is_given_up(http: TestClient, engine: FakeEng
     engine.stale = [CHANGED] * 100
     assert error_of(ask(http, "Hello", session_id="s"), 409)["code"] == "session_diverged"
     assert len(engine.stale) > 90
+
+
+def test_a_request_says_what_it_was_matched_to(http: TestClient, engine: FakeEngine) -> None:
+    first = ask(http, "Hello", session_id="s").json()["choices"][0]["message"]["content"]
+    history = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": first},
+    ]
+    body = {"model": "default", "session_id": "s"}
+    messages = [*history, {"role": "user", "content": "More"}]
+    assert http.post("/v1/chat/completions", json={**body, "messages": messages}).status_code == 200
+    added = {**body, "messages": messages[2:], "pace": {"mode": "append"}}
+    assert http.post("/v1/chat/completions", json=added).status_code == 200
+    held = list(chain_digests([Message("user", "Hello"), Message("assistant", first)]))
+    assert [item.digest for item in engine.requests] == [EMPTY_DIGEST, held[1], None]
