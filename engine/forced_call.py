@@ -26,22 +26,36 @@ class ForcedCall:
 
     @property
     def complete(self) -> bool:
-        """Whether the call's object is closed."""
-        return bool(self._matcher.is_stopped())
+        """Whether the call's object is closed. Raises InvalidRequest when it never can be."""
+        if not self._matcher.is_stopped():
+            return False
+        if self._matcher.is_error() or not self._matcher.is_accepting():
+            raise _refusal(self._matcher, "no arguments satisfy it")
+        return True
 
     def allowed(self, logits: Tensor) -> Tensor:
-        """``logits`` ``[V]`` with −∞ for every token that cannot follow."""
+        """``logits`` ``[V]`` with −∞ for every token that cannot follow.
+
+        Raises:
+            InvalidRequest: the schema turns out to be more than can be enforced.
+        """
         # one byte per token: 0 where it is forbidden
         mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
         count = min(len(mask), len(logits))
+        if self._matcher.is_error():
+            raise _refusal(self._matcher)
         allowed = torch.zeros(len(logits), dtype=torch.bool)
         allowed[:count] = mask[:count] != 0
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
     def accept(self, token: int) -> None:
-        """Go on behind ``token``. Raises RuntimeError when it was not allowed."""
+        """Go on behind ``token``, one that was allowed.
+
+        Raises:
+            InvalidRequest: the schema turns out to be more than can be enforced.
+        """
         if not self._matcher.consume_token(token):
-            raise RuntimeError(f"the grammar refuses a token: {self._matcher.get_error()}")
+            raise _refusal(self._matcher)
 
 
 class CallGrammars:
@@ -75,12 +89,7 @@ class CallGrammars:
         )
         matcher = LLMatcher(prepared, grammar, log_level=0)
         if matcher.is_error():
-            raise InvalidRequest(
-                "a call cannot be forced, since its parameters are not a schema this server can "
-                f"enforce ({matcher.get_error().splitlines()[0]}); simplify it, or use "
-                "tool_choice 'auto'",
-                param="tools",
-            )
+            raise _refusal(matcher)
         return ForcedCall(matcher)
 
     def _prepare(self) -> LLTokenizer:
@@ -92,6 +101,16 @@ class CallGrammars:
         return self._prepared
 
 
+def _refusal(matcher: LLMatcher, reason: str = "") -> InvalidRequest:
+    # behind the first line comes the state of the grammar, with the answer's text
+    why = reason or next(iter(matcher.get_error().splitlines()), "unknown reason")
+    return InvalidRequest(
+        "a call cannot be forced, since its parameters are not a schema this server can "
+        f"enforce ({why}); simplify it, or use tool_choice 'auto'",
+        param="tools",
+    )
+
+
 def _call_schema(tools: ToolUse, form: ToolFormat) -> dict[str, Any]:
     """JSON schema of a call's object. Parameters move below ``$defs``, their references too."""
     choices, definitions = [], {}
@@ -100,8 +119,9 @@ def _call_schema(tools: ToolUse, form: ToolFormat) -> dict[str, Any]:
         if tools.name not in (None, function["name"]):
             continue
         place = f"tool{index}"
-        parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        definitions[place] = _moved(parameters, f"#/$defs/{place}")
+        parameters = function.get("parameters") or {"properties": {}}
+        # clients read an object, also where the schema says so only by its properties
+        definitions[place] = _moved(parameters, f"#/$defs/{place}") | {"type": "object"}
         properties: dict[str, Any] = {"name": {"const": function["name"]}}
         properties[form.arguments] = {"$ref": f"#/$defs/{place}"}
         choices.append(

@@ -53,8 +53,8 @@ class Engine(Protocol):
         ``digests`` are those of the request's tools and messages (``transcript_digests``).
         With ``append`` the messages are all new: the named session's committed state is
         continued whatever it holds. Without ``session_id`` the idle session of the namespace
-        with the longest matching prefix is chosen (with ``append`` none), else a new id is made. At least one
-        message is always new.
+        with the longest matching prefix is chosen (with ``append`` none), else a new id is made.
+        At least one message is always new.
 
         Raises: SessionDiverged, SessionBusy, SessionNotFound (append to a session that
         was dropped to make room; to an unknown one it is allowed and starts it).

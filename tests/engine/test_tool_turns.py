@@ -200,6 +200,48 @@ def test_a_required_call_can_be_cut_off_by_its_length(engine: KVEngine) -> None:
     assert answer(ask(engine, (sent,), known=3, tools=AUTO))[3].usage.cached_tokens > 0
 
 
+def tool_with(parameters: dict[str, Any]) -> ToolUse:
+    """A required call of a tool with these parameters."""
+    function = {"name": "f", "parameters": parameters}
+    return ToolUse(json.dumps([{"type": "function", "function": function}]), "required")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        # x is a, a is b, b is a
+        {
+            "properties": {"x": {"$ref": "#/$defs/a"}},
+            "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        },
+        # an object that holds an object like itself
+        {"properties": {"x": {"$ref": "#"}}},
+    ],
+)
+def test_a_schema_nothing_satisfies_fails_its_turn(
+    parameters: dict[str, Any], engine: KVEngine
+) -> None:
+    """Found only while the call is written; never given out as a call that ends in the middle."""
+    schema = {"type": "object", "required": ["x"], **parameters}
+    with pytest.raises(InvalidRequest, match="cannot be forced") as caught:
+        ask(engine, ASKED, tools=tool_with(schema))
+    assert caught.value.param == "tools"
+    assert len(caught.value.message.splitlines()) == 1  # none of the grammar's state
+    assert engine.sessions(None) == []
+
+
+@pytest.mark.parametrize("seed", [6, 7])
+@pytest.mark.parametrize("parameters", [{}, {"properties": {"x": {"enum": ["a", "b"]}}}])
+def test_required_arguments_are_an_object_whatever_the_schema_says(
+    parameters: dict[str, Any], seed: int, engine: KVEngine
+) -> None:
+    free = parameters | {"additionalProperties": False} if parameters else {}
+    sampling = Sampling(max_tokens=200, temperature=1.0, seed=seed)
+    _, _, (call,), done = answer(ask(engine, ASKED, tools=tool_with(free), sampling=sampling))
+    assert done.finish_reason == "tool_calls"
+    assert json.loads(call["arguments"]) in ({}, {"x": "a"}, {"x": "b"})
+
+
 def test_a_schema_that_cannot_be_enforced_is_refused(engine: KVEngine) -> None:
     broken = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "no"}}}}
     definitions = json.dumps([{"type": "function", "function": broken}])
