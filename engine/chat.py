@@ -39,6 +39,7 @@ _STAND_INS: dict[str | None, tuple[Message, ...]] = {
     ),
 }
 _ASKED = (Message("system", "s"), Message("user", "u"))
+HEAD_ROLES = ("system", "developer")
 # stands in for an answer, and is found again in what a template makes of it
 _ANSWER = "paceprobe"
 
@@ -83,12 +84,15 @@ class ChatFormat:
         """Token ids a message adds behind a message of role ``previous`` (None: the first).
 
         Args:
-            tools: ``ToolUse.definitions`` of the session.
+            tools: ``ToolUse.definitions`` of the session; ``behind_head`` of them once a message
+                of another role than the system's is before.
 
         Raises:
             InvalidRequest: the template refuses the message.
         """
-        shown = _shown_tools(previous, tools)
+        # a second message of the head stands behind the tools already
+        head_goes_on = previous is not None and message.role in HEAD_ROLES
+        shown = behind_head(tools) if head_goes_on else _shown_tools(previous, tools)
         whole = self._render((*_stand_in(previous), message), shown)
         return self.encode(self._added(self._prefix(previous, shown), whole))
 
@@ -179,10 +183,17 @@ def _for_template(message: Message) -> dict[str, Any]:
     return item
 
 
+def behind_head(tools: str | None) -> str | None:
+    """What stands for ``tools`` behind the head of a conversation.
+
+    Templates show tools at the head, up to the first message that is not the system's; behind it
+    any tools give the same text, and these are short.
+    """
+    return None if tools is None else PROBE_TOOLS
+
+
 def _shown_tools(previous: str | None, tools: str | None) -> str | None:
-    """Templates show tools at the head, up to the first user message; behind it any tools give
-    the same text, and these are short."""
-    return tools if tools is None or previous in (None, "system", "developer") else PROBE_TOOLS
+    return tools if previous in (None, *HEAD_ROLES) else behind_head(tools)
 
 
 _NO_ANSWER = (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.chat import ChatFormat
+from engine.chat import HEAD_ROLES, ChatFormat, behind_head
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.flow import TurnRecord
 from engine.forced_call import ForcedCall
@@ -109,13 +109,17 @@ def extend_state(
         raise InvalidRequest("the request brings no new message", param="messages")
     steps = assign_steps(state.step, request.messages, request.plan.step)
     previous = state.messages[-1].role if len(state.messages) else None
+    # an answer ended the head of a state that holds messages
+    tools = state.tools if previous is None else behind_head(state.tools)
     for message, step in zip(request.messages, steps, strict=True):
-        state.add_message(message, chat.message_tokens(previous, message, state.tools), step)
+        state.add_message(message, chat.message_tokens(previous, message, tools), step)
         previous = message.role
+        if previous not in HEAD_ROLES:
+            tools = behind_head(tools)
     state.plan, unresolved = state.plan.update(
         request.plan, steps[0], state.steps, len(state.messages)
     )
-    prompt = chat.answer_prompt(previous, state.tools)
+    prompt = chat.answer_prompt(previous, tools)
     if call and chat.tools is not None:
         prompt += chat.encode(chat.tools.opening)
     state.open_answer(prompt)

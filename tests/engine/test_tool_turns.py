@@ -200,6 +200,34 @@ def test_a_required_call_can_be_cut_off_by_its_length(engine: KVEngine) -> None:
     assert answer(ask(engine, (sent,), known=3, tools=AUTO))[3].usage.cached_tokens > 0
 
 
+def test_tools_are_shown_once_however_many_messages_the_system_sends(
+    engine: KVEngine, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred schemas beside each of thousands of messages would take hours."""
+    rendered_with: list[bool] = []
+    tokenizer = engine.chat.tokenizer
+    render = tokenizer.apply_chat_template
+
+    def counted(messages: Any, tools: Any = None, **settings: Any) -> Any:
+        rendered_with.append(tools is not None and tools[0]["function"]["name"] == "weather")
+        return render(messages, tools=tools, **settings)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
+    head = tuple(Message("system", f"Rule {n}.") for n in range(10))
+    pairs = (Message("developer", "Now."), Message("user", "Well?"), Message("assistant", "Yes."))
+    script("ok")
+    ask(engine, (*head, *pairs * 5, Message("system", "End."), *ASKED[1:]), tools=AUTO)
+    sent = [*head, *pairs * 5, Message("system", "End."), *ASKED[1:]]
+    plain = [{"role": m.role, "content": m.content} for m in sent]
+    prompt = rendered(plain, prompt=True)
+    assert list(state_of(engine, "s").tokens)[: len(prompt)] == prompt
+    # the first message, and the first that is not the system's with what is before it
+    assert sum(rendered_with) == 3
+    script("ok")
+    ask(engine, (Message("system", "More."), Message("user", "Well?")), known=len(sent) + 1)
+    assert sum(rendered_with) == 3
+
+
 def tool_with(parameters: dict[str, Any]) -> ToolUse:
     """A required call of a tool with these parameters."""
     function = {"name": "f", "parameters": parameters}
