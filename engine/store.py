@@ -162,7 +162,7 @@ class SessionStore:
             table=self._runner.table(resolved.rope, resolved.position_range),
             rng=self.new_rng(),
         )
-        if request.tools is not None:
+        if request.tools is not None and request.tools.definitions:
             state.show_tools(request.tools.definitions)
         return Session(
             namespace=request.namespace,

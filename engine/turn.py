@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from engine.answer_parts import tool_names
 from engine.chat import HEAD_ROLES, ChatFormat, behind_head
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.flow import TurnRecord
@@ -70,9 +71,12 @@ def usable_tools(
     """The tools of a turn: those of the request, else those of the session.
 
     Raises:
-        InvalidRequest: there are some, but the model knows no tools.
+        InvalidRequest: there are some, but the model knows no tools; or the request requires a
+            call of a tool the session does not have.
     """
-    tools = asked if asked is not None or state.tools is None else ToolUse(state.tools)
+    tools = asked
+    if asked is None or not asked.definitions:
+        tools = _session_tools(state, asked or ToolUse(""))
     if tools is not None and chat.tools is None:
         raise InvalidRequest(
             f"the chat template of the model '{model}' does not show tools to the model; leave "
@@ -81,6 +85,16 @@ def usable_tools(
             code="unsupported_value",
         )
     return tools
+
+
+def _session_tools(state: SessionState, asked: ToolUse) -> ToolUse | None:
+    names = tool_names(state.tools) if state.tools is not None else []
+    if asked.choice == "required" and (not names or asked.name not in (None, *names)):
+        missing = "has no tools" if asked.name is None else f"has no tool '{asked.name}'"
+        raise InvalidRequest(
+            f"Invalid value for 'tool_choice': the session {missing}.", param="tool_choice"
+        )
+    return None if state.tools is None else replace(asked, definitions=state.tools)
 
 
 def extend_state(

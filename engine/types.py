@@ -35,7 +35,8 @@ class Message:
 class ToolUse:
     """The tools of a request.
 
-    ``definitions``: JSON text of the list of tools, keys in the client's order. ``choice``:
+    ``definitions``: JSON text of the list of tools, keys in the client's order; empty: those of
+    the session. ``choice``:
     "required" forces a call, of the tool ``name`` when it is given; "none" shows the tools but
     reads no calls. ``parallel`` False: the answer ends with its first call.
     """

@@ -135,7 +135,7 @@ class Routes:
             parse_object(raw), session_header=header, max_messages=self._limits.messages
         )
         return call, transcript_digests(
-            call.messages, None if call.tools is None else call.tools.definitions
+            call.messages, None if call.tools is None else call.tools.definitions or None
         )
 
 

@@ -125,7 +125,9 @@ def parse_chat(
         stream=bool(chat.stream),
         include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
         return_token_ids=pace.return_token_ids,
-        tools=tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls),
+        tools=tool_use(
+            chat.tools, chat.tool_choice, chat.parallel_tool_calls, pace.mode == "append"
+        ),
     )
 
 

@@ -61,23 +61,31 @@ Tools = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 def tool_use(
-    tools: Sequence[ToolBody] | None, choice: Choice | NamedChoice | None, parallel: bool | None
+    tools: Sequence[ToolBody] | None,
+    choice: Choice | NamedChoice | None,
+    parallel: bool | None,
+    append: bool = False,
 ) -> ToolUse | None:
-    """The engine's form of the three fields; None without tools.
+    """The engine's form of the three fields; None when they say nothing.
+
+    Args:
+        append: the session's tools are meant when none are given.
 
     Raises:
         InvalidRequest: two tools of one name, or a choice that no tool can satisfy.
     """
     name = choice.function.name if isinstance(choice, NamedChoice) else None
-    if not tools:
+    if not tools and not append:
         if choice in (None, "none", "auto"):
             return None
         raise InvalidRequest(
             "Invalid value for 'tool_choice': a call can only be required when there are 'tools'.",
             param="tool_choice",
         )
+    if not tools and choice in (None, "auto") and parallel is not False:
+        return None
     names: set[str] = set()
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(tools or ()):
         if tool.function.name in names:
             raise InvalidRequest(
                 f"Invalid value for 'tools.{index}.function.name': there is another tool "
@@ -85,12 +93,12 @@ def tool_use(
                 param=f"tools.{index}.function.name",
             )
         names.add(tool.function.name)
-    if name is not None and name not in names:
+    if tools and name is not None and name not in names:
         raise InvalidRequest(
             f"Invalid value for 'tool_choice': there is no tool '{name}'.", param="tool_choice"
         )
     return ToolUse(
-        definitions=_definitions(tools),
+        definitions=_definitions(tools) if tools else "",
         choice="required" if name is not None or choice == "required" else _free(choice),
         name=name,
         parallel=parallel is not False,

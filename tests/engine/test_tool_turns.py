@@ -228,6 +228,36 @@ def test_tools_are_shown_once_however_many_messages_the_system_sends(
     assert sum(rendered_with) == 3
 
 
+def test_a_turn_without_tools_may_still_choose_among_the_sessions(
+    engine: KVEngine, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"<tool_call>{CALL}</tool_call>"
+    script(text)
+    ask(engine, ASKED, tools=AUTO)
+    script(text)
+    content, _, calls, _ = answer(ask(engine, ASKED[1:], tools=ToolUse("", "none")))
+    assert (content, calls) == (text, [])
+    script(f"{text}{text}")
+    _, _, calls, _ = answer(ask(engine, ASKED[1:], tools=ToolUse("")))
+    assert [call["name"] for call in calls] == ["weather", "weather"]
+    for session, name, why in (
+        ("s", "fly", "has no tool 'fly'"),
+        ("without tools", "weather", "has no tool 'weather'"),
+        ("without tools", None, "has no tools"),
+    ):
+        with pytest.raises(InvalidRequest, match=why) as caught:
+            ask(engine, ASKED, tools=ToolUse("", "required", name), session=session)
+        assert caught.value.param == "tool_choice"
+    for without in (ToolUse("", "none"), ToolUse("", parallel=False)):
+        script(text)
+        content, *_ = answer(ask(engine, ASKED, tools=without, session="without tools"))
+        assert content == text
+    monkeypatch.undo()
+    _, _, (call,), done = answer(ask(engine, ASKED[1:], tools=ToolUse("", "required", "clock")))
+    assert (call["name"], done.finish_reason) == ("clock", "tool_calls")
+    assert list(json.loads(call["arguments"])) == ["utc"]
+
+
 def tool_with(parameters: dict[str, Any]) -> ToolUse:
     """A required call of a tool with these parameters."""
     function = {"name": "f", "parameters": parameters}

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from engine.errors import InvalidRequest
 from engine.transcript import chain_digests
-from engine.types import Message, PlanSegment
+from engine.types import Message, PlanSegment, ToolUse
 from serve.wire.chat import ChatBody, ChatCall, parse_chat
 from serve.wire.fields import USUAL_VALUES, WITHOUT_EFFECT
 from serve.wire.validation import parse_object
@@ -267,6 +267,26 @@ def test_tool_arguments_are_the_same_in_any_order_and_spacing(written: str, cano
     function = {"name": "f", "arguments": written}
     sent = message(role="assistant", tool_calls=[{"id": "c", "function": function}])
     assert json.loads(sent.tool_calls or "")[0]["function"]["arguments"] == canonical
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        ({}, None),
+        ({"tool_choice": "auto", "parallel_tool_calls": True, "tools": []}, None),
+        ({"tool_choice": "none"}, ToolUse("", "none")),
+        ({"tool_choice": "required"}, ToolUse("", "required")),
+        ({"parallel_tool_calls": False}, ToolUse("", parallel=False)),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            ToolUse("", "required", "f"),
+        ),
+    ],
+)
+def test_appended_messages_choose_among_the_tools_of_their_session(
+    fields: dict[str, Any], meant: ToolUse | None
+) -> None:
+    assert parse(pace={"mode": "append"}, **fields).tools == meant
 
 
 def test_tool_result() -> None:
