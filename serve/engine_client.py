@@ -12,7 +12,15 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from engine.errors import EngineFailure
-from engine.types import LedgerEvent, Match, PlanUpdate, ScoreRequest, ScoreResult, TurnRequest
+from engine.types import (
+    LedgerEvent,
+    Match,
+    Message,
+    PlanUpdate,
+    ScoreRequest,
+    ScoreResult,
+    TurnRequest,
+)
 from serve.calls import Admitted, EngineInfo, Events
 from serve.uploads import PIECE_BYTES, Uploaded, pack, pieces
 from serve.wire.errors import EngineUnavailable
@@ -197,7 +205,9 @@ def _characters(value: object) -> int:
     if isinstance(value, tuple):
         return sum(map(_characters, value))
     if isinstance(value, TurnRequest | ScoreRequest):
-        return sum(len(message.content) for message in value.messages)
+        return _characters(value.messages)
+    if isinstance(value, Message):
+        return sum(len(text or "") for text in (value.content, value.tool_calls, value.reasoning))
     return len(value) if isinstance(value, bytes) else 0
 
 

@@ -251,12 +251,11 @@ def _returned(held: Sequence[Message]) -> tuple[tuple[int, bytes], ...]:
 
 def _stale(error: PaceError, call: ChatCall) -> bool:
     """Whether looking again can help: the session changed, or went to make room, since it was
-    found. A client that named no session gets another one instead of a busy one or one of
-    another policy.
+    found. A client that named no session gets another one instead of a busy one, one of another
+    policy or one of other reasoning.
     """
-    return isinstance(error, SessionDiverged) or (
-        call.session_id is None and isinstance(error, SessionBusy | PolicyMismatch)
-    )
+    own = isinstance(error, SessionBusy | PolicyMismatch | ReasoningDiverged)
+    return call.session_id is None if own else isinstance(error, SessionDiverged)
 
 
 def _failure(events: Events) -> PaceError:

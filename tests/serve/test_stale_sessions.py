@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from engine.errors import PaceError, SessionBusy, SessionDiverged
+from engine.errors import (
+    PaceError,
+    PolicyMismatch,
+    ReasoningDiverged,
+    SessionBusy,
+    SessionDiverged,
+)
 from engine.transcript import EMPTY_DIGEST, chain_digests
 from engine.types import Message
 from tests.serve.test_routes import ask, error_of
@@ -26,6 +32,20 @@ def test_it_is_looked_up_again(
 def test_a_named_session_may_be_busy(http: TestClient, engine: FakeEngine) -> None:
     engine.stale = [BUSY]
     assert error_of(ask(http, "Hello", session_id="s"), 409)["code"] == "session_busy"
+
+
+@pytest.mark.parametrize(
+    "error", [SessionBusy("runs"), PolicyMismatch("other"), ReasoningDiverged("changed")]
+)
+def test_what_stays_as_it_is_is_not_asked_again(
+    error: PaceError, http: TestClient, engine: FakeEngine
+) -> None:
+    """The messages may be 60 MB, and would be sent five times."""
+    engine.stale = [error] * 100
+    assert ask(http, "Hello", session_id="s").status_code == 409
+    assert len(engine.stale) == 99
+    engine.stale = [error]
+    assert ask(http, "Hello").status_code == 200  # it gets a session of its own
 
 
 def test_one_that_changes_for_ever_is_given_up(http: TestClient, engine: FakeEngine) -> None:

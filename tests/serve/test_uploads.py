@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -254,3 +255,29 @@ def test_nobody_but_the_clock_frees_the_last_abandoned_upload(
         assert len(spy._uploads) == 0
 
     run(task)
+
+
+@pytest.mark.parametrize("field", ["content", "tool_calls", "reasoning"])
+def test_a_large_text_is_serialized_aside_wherever_it_stands(
+    field: str, client: HandleClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop serves the other streams meanwhile."""
+    loops: list[bool] = []
+
+    def noted(value: object) -> bytes:
+        try:
+            asyncio.get_running_loop()
+            loops.append(True)
+        except RuntimeError:
+            loops.append(False)
+        return pack(value)
+
+    monkeypatch.setattr("serve.engine_client.pack", noted)
+    large = replace(Message("assistant", ""), **{field: "x" * MB})
+
+    async def turn() -> None:
+        async with aclosing(client.turn(TurnRequest("s", (large, Message("user", "q"))))) as items:
+            await anext(items)
+
+    asyncio.run(turn())
+    assert loops == [False]
