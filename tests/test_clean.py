@@ -96,6 +96,7 @@ def test_what_others_put_there_stays(
     (plain / "weights").mkdir(parents=True)
     (home / "notes.txt").write_text("mine")
     (home / "locks" / "readme").write_text("mine")
+    (home / "locks" / "other-program.lock").touch()
     (home / ".hidden").write_text("mine")
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -109,7 +110,7 @@ def test_what_others_put_there_stays(
         *("models", "models/my-own", "models/my-own/pace.json", "models/my-own/sub"),
         *("models/my-own/sub/model.safetensors", "models/llama", "models/llama/weights"),
         *("models/linked", "models/.linked.tmp-0123456789ab"),
-        *("notes.txt", "locks", "locks/readme", ".hidden"),
+        *("notes.txt", "locks", "locks/readme", "locks/other-program.lock", ".hidden"),
     }
     assert names(outside) == {"pace.json", "kept"}
     assert "did not make it: .hidden, locks, models, notes.txt" in capsys.readouterr().out
@@ -220,3 +221,11 @@ def test_doctor_tells_of_it(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["home"]["state"] == "ok"
     assert "5.0 MB that pace clean removes" in rows["home"]["found"]
+
+
+def test_every_lock_that_is_taken_is_removed(home: Path) -> None:
+    for name in (IN_USE, "ray-token", "model-smollm2-135m"):
+        with lock(name):
+            pass
+    assert main(["clean", "--yes"]) == 0
+    assert not home.exists()

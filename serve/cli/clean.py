@@ -31,6 +31,7 @@ from engine.home import IN_USE, lock, pace_home
 Kind = Literal["model", "token", "left over", "lock"]
 # What a killed process leaves: drafts and replaced folders of ``publish_*``, probes of the doctor.
 _LEFT_OVER = re.compile(r"\.(.+\.(tmp|old)-[0-9a-f]{12}|doctor-[0-9]+)")
+_LOCK = re.compile(rf"({re.escape(IN_USE)}|ray-token|model-.+)\.lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def find_made(home: Path) -> list[Made]:
     if _is_plain(token, stat.S_ISREG):
         found.append(Made("token", token, size_of(token)))
     if _is_plain(home / "locks", stat.S_ISDIR):
-        files = [path for path in _inside(home / "locks") if path.suffix == ".lock"]
+        files = [path for path in _inside(home / "locks") if _LOCK.fullmatch(path.name)]
         found += [
             Made("lock", path, size_of(path)) for path in files if _is_plain(path, stat.S_ISREG)
         ]
