@@ -42,6 +42,7 @@ class AnswerParts:
         content, reasoning: what was given out so far.
         calls: the calls so far, the last one perhaps incomplete.
         complete_calls: how many are complete.
+        cut_off: the text ended inside the arguments of the last one.
         thinking: the text taken last belongs to the reasoning.
     """
 
@@ -66,6 +67,7 @@ class AnswerParts:
         self.reasoning = ""
         self.calls: list[Call] = []
         self.complete_calls = 0
+        self.cut_off = False
         self.thinking = opens_thinking
         self._may_think = thinks and not opens_thinking
         self._tagged = tagged_calls
@@ -208,6 +210,7 @@ class AnswerParts:
         if not ended:
             return False
         self._scanner = None
+        self.cut_off = scanner.in_arguments
         self.complete_calls += scanner.complete
         self._closing = self._tagged
         self._trim = True

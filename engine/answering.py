@@ -49,8 +49,10 @@ class Answering:
     @property
     def finish(self) -> FinishReason | None:
         """Why the answer ended; None while it goes on."""
-        finish = self._answer.finish
-        return "tool_calls" if finish == "stop" and self._parts.calls else finish
+        finish, parts = self._answer.finish, self._parts
+        # a call that a stop string cut in two is none to be made
+        made = bool(parts.calls) and not parts.cut_off
+        return "tool_calls" if finish == "stop" and made else finish
 
     def draw(self, logits: Tensor) -> int:
         """The next token id, from ``logits`` ``[V]``."""

@@ -66,6 +66,7 @@ class CallScanner:
         call: the call, once its name is known.
         complete: the object is closed, and it is a call.
         broken: this is no call.
+        in_arguments: the text so far ends inside the arguments.
     """
 
     def __init__(self, index: int) -> None:
@@ -76,7 +77,7 @@ class CallScanner:
         self._taken: list[str] = []
         self._nesting = _Nesting()
         self._head_read = False  # its first value that is an object was reached
-        self._streaming = False  # inside the arguments
+        self.in_arguments = False
         self._given: int | None = None  # pieces that were given out; None: nothing was
 
     @property
@@ -98,14 +99,14 @@ class CallScanner:
                 start = count - 1
                 self._begin_arguments(self.raw + text[:start])
             nesting.step(character)
-            if self._streaming and nesting.depth == 1:
+            if self.in_arguments and nesting.depth == 1:
                 self._stream(text[start:count])
-                self._streaming = False
+                self.in_arguments = False
             if nesting.depth == 0:
                 closed = True
                 break
         self._taken.append(text[:count])
-        if self._streaming:
+        if self.in_arguments:
             self._stream(text[start:count])
         if closed:
             self._end()
@@ -137,7 +138,7 @@ class CallScanner:
         except ValueError:  # what looks like a string need not be one
             return
         self.call = Call(self._index, encodable(name))
-        self._streaming = True
+        self.in_arguments = True
 
     def _end(self) -> None:
         if self.call is not None:  # given out already

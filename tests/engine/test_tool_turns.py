@@ -228,6 +228,32 @@ def test_tools_are_shown_once_however_many_messages_the_system_sends(
     assert sum(rendered_with) == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "stop", "arguments", "finish"),
+    [
+        (f"<tool_call>{CALL}</tool_call>", "Oslo", '{"when": "today", "city": "', "stop"),
+        ('<tool_call>{"name": "weather", "arguments": {"x": [', None, '{"x": [', "stop"),
+        (f"<tool_call>{CALL}</tool_call>", "</tool_call>", None, "tool_calls"),
+        # the arguments are whole, though the object around them is not
+        (f"<tool_call>{CALL[:-1]}</tool_call>", None, None, "tool_calls"),
+    ],
+)
+def test_only_a_whole_call_is_to_be_made(
+    text: str,
+    stop: str | None,
+    arguments: str | None,
+    finish: str,
+    engine: KVEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = [*byte_tokenizer()(text, add_special_tokens=False)["input_ids"], END]
+    monkeypatch.setattr("engine.answering.draw", lambda *_: ids.pop(0))
+    sampling = Sampling(max_tokens=200, temperature=0, stop=(stop,) if stop else ())
+    _, _, (call,), done = answer(ask(engine, ASKED, tools=AUTO, sampling=sampling))
+    assert call["arguments"] == (arguments or json.dumps(json.loads(CALL)["arguments"]))
+    assert done.finish_reason == finish
+
+
 def test_a_turn_without_tools_may_still_choose_among_the_sessions(
     engine: KVEngine, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
