@@ -12,6 +12,8 @@ from engine.config import PolicyConfig
 from engine.engine import KVEngine
 from engine.runner import ModelRunner
 from tests.engine.support import build_engine, check_engine, runner_for, tiny_llama
+from tests.engine.tool_support import END, Script
+from tests.support.protocol_model import byte_tokenizer
 
 MakeEngine = Callable[..., KVEngine]
 
@@ -40,3 +42,15 @@ def make_engine() -> Iterator[MakeEngine]:
 def tiny() -> ModelRunner:
     """A runner of the tiny float64 Llama."""
     return runner_for(tiny_llama())
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    """``script(text)``: the model will "sample" this text and its end token."""
+    planned: list[int] = []
+    monkeypatch.setattr("engine.answering.draw", lambda *_: planned.pop(0))
+    tokenizer = byte_tokenizer()
+    yield lambda text: planned.extend(
+        [*tokenizer(text, add_special_tokens=False)["input_ids"], END]
+    )
+    assert not planned, "the engine drew fewer tokens than the test planned"
