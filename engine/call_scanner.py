@@ -154,6 +154,10 @@ class CallScanner:
             return
         arguments = value.get("arguments", value.get("parameters"))
         if not isinstance(arguments, str):
-            arguments = json.dumps(arguments or {}, ensure_ascii=False)
+            try:
+                arguments = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+            except ValueError:  # a number without a float, which JSON cannot say again
+                self.broken = True
+                return
         self.call = Call(self._index, encodable(name), [encodable(arguments)])
         self.complete = True

@@ -162,6 +162,13 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str, list[tuple[str, str]]]] = 
         "",
         [("f", '{"x": "?"}')],
     ),
+    "a number without a float, arguments first": (
+        TAGGED,
+        '<tool_call>{"arguments": {"x": 1e999}, "name": "f"}</tool_call>',
+        "",
+        '<tool_call>{"arguments": {"x": 1e999}, "name": "f"}</tool_call>',
+        [],
+    ),
     "no closing tag": (TAGGED, '<tool_call>{"name": "f"} so', "", "so", [("f", "{}")]),
     "thought, text and call": (
         THINKS | TAGGED,
