@@ -50,6 +50,8 @@ class Interval:
 
 
 Readers = Mapping[int, tuple[int, ...]]
+MOST_UNRESOLVED = 100
+"""Unresolved references that are named; a plan may hold a thousand times as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Plan:
             messages: messages the transcript holds with this request.
 
         Returns:
-            The new plan and the references that cannot be resolved, as readable texts.
+            The new plan and the references that cannot be resolved, as readable texts, the
+            first ``MOST_UNRESOLVED`` of them and how many more there are.
 
         Raises:
             InvalidRequest: ``change.strict`` and something is unresolved.
@@ -85,6 +88,9 @@ class Plan:
         if change.segments is not None:
             pairs = ((m, r) for s in change.segments for m in s.messages for r in s.readers)
             by_message = _collect_messages(pairs, first, messages, unresolved)
+        if len(unresolved) > MOST_UNRESOLVED:
+            more = len(unresolved) - MOST_UNRESOLVED
+            unresolved[MOST_UNRESOLVED:] = [f"and {more} more"]
         if unresolved and change.strict:
             raise InvalidRequest(
                 f"{param} cannot be resolved: {'; '.join(unresolved)}", param=param

@@ -218,3 +218,13 @@ def test_steps_only_rise(current: int, roles: str, given: int, wanted: str) -> N
     with pytest.raises(InvalidRequest, match=wanted) as caught:
         assign_steps(current, messages_of(roles), given)
     assert caught.value.param == "pace.step"
+
+
+def test_a_plan_all_wrong_is_answered_in_a_few_lines() -> None:
+    steps, _ = logs_of([])
+    wrong = PlanUpdate({3: tuple(range(4, 1004))}, (PlanSegment((7,) * 500, (9,)),))
+    _, unresolved = Plan().update(wrong, 1, steps, 6)
+    assert len(unresolved) == 101 and unresolved[-1] == "and 1400 more"
+    with pytest.raises(InvalidRequest) as caught:
+        Plan().update(PlanUpdate(wrong.plan, strict=True), 1, steps, 6)
+    assert len(caught.value.message) < 10_000
