@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.linear import batched_product
-from engine.rope import rotate
+from engine.rope import Rotation
 from engine.row import Row, Staged
 
 ATTENTION_NAME = "pace"
@@ -43,13 +43,14 @@ class Segment:
 class PackedBatch:
     """All segments of one forward, and the rotary tables gathered for their tokens.
 
-    ``cos``, ``sin``: ``[T, r]``. ``future``: bool ``[q, q]``, true above the diagonal, for the q
-    queries attended at once in prefill.
+    ``cos``, ``sin``: ``[T, r]``, applied as ``rotation`` says. ``future``: bool ``[q, q]``, true
+    above the diagonal, for the q queries attended at once in prefill.
     """
 
     segments: list[Segment]
     cos: Tensor
     sin: Tensor
+    rotation: Rotation
     future: Tensor
     scratch: Scratch
 
@@ -93,8 +94,8 @@ def packed_attention(
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # set by every transformers attention
     raw, v = key[0], value[0]
-    q = rotate(query[0], pace.cos, pace.sin)
-    k = rotate(raw, pace.cos, pace.sin)
+    q = pace.rotation.turn(layer, query[0], pace.cos, pace.sin)
+    k = pace.rotation.turn(layer, raw, pace.cos, pace.sin)
     heads, tokens, dim = q.shape
     out = q.new_empty(tokens, heads, dim)
     for segment in pace.segments:

@@ -8,6 +8,7 @@ key, so equal positions give equal bits.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,13 +34,15 @@ class IdentityRotary(nn.Module):
         return x.new_ones(shape), x.new_zeros(shape)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate split-half pairs of ``x`` (RoFormer, in the layout of transformers' Llama).
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> Tensor:
+    """Rotate pairs of dimensions of ``x`` (RoFormer).
 
     Args:
         x: raw keys or queries ``[..., T, D]``.
         cos, sin: ``[T, r]`` with r ≤ D rotated dims, in the computing dtype (float32, or
             float64 for a float64 model).
+        neighbours: the pairs are (2i, 2i + 1), as in GLM and Cohere; else (i, i + r/2), as in
+            Llama.
 
     Returns:
         ``[..., T, D]`` in ``x``'s dtype: computed in the table's dtype, rounded once.
@@ -47,11 +50,38 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     dims = cos.shape[-1]
     part = x[..., :dims].to(cos.dtype)
     half = dims // 2
+    first, second = slice(0, half), slice(half, None)
+    if neighbours:
+        first, second = slice(0, None, 2), slice(1, None, 2)
     turned = part * cos
-    turned[..., :half] -= part[..., half:] * sin[..., :half]
-    turned[..., half:] += part[..., :half] * sin[..., half:]
+    turned[..., first] -= part[..., second] * sin[..., first]
+    turned[..., second] += part[..., first] * sin[..., second]
     out = turned.to(x.dtype)
     return out if dims == x.shape[-1] else torch.cat((out, x[..., dims:]), dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How a model turns its queries and keys (``engine.rotary_probe`` finds it out).
+
+    ``neighbours``: see ``rotate``. ``halves``: the rotary module lists the angles twice, one half
+    behind the other, though neighbours turn: only its first half counts (GLM). ``unturned``:
+    layers without positions (NoPE), whose keys stay raw.
+    """
+
+    neighbours: bool = False
+    halves: bool = False
+    unturned: frozenset[int] = frozenset()
+
+    def turn(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """``x`` ``[..., T, D]`` of a layer, rotated (``rotate``); ``x`` itself where nothing is."""
+        return x if layer in self.unturned else rotate(x, cos, sin, self.neighbours)
+
+    def spread(self, table: Tensor) -> Tensor:
+        """The rotary module's cos or sin ``[T, r]``, with the entry of each dimension in place."""
+        if not self.halves:
+            return table
+        return table[..., : table.shape[-1] // 2].repeat_interleave(2, dim=-1)
 
 
 class RotaryTable:
@@ -62,8 +92,16 @@ class RotaryTable:
     that memory does not grow with a session. Either way a position's values are the same bits.
     """
 
-    def __init__(self, rotary: nn.Module, limit: int, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        rotary: nn.Module,
+        limit: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        rotation: Rotation = Rotation(),
+    ) -> None:
         self.limit = limit
+        self.rotation = rotation
         self._rotary = rotary
         self._device = device
         self._dtype = dtype
@@ -115,7 +153,8 @@ class RotaryTable:
         # float32 like the stock model: angles, cos and sin are float32 there too, even in float64.
         probe = torch.empty(0, dtype=torch.float32, device=self._device)
         cos, sin = self._rotary(probe, position_ids=positions[None])
-        return cos[0].to(self._dtype), sin[0].to(self._dtype)
+        spread = self.rotation.spread
+        return spread(cos[0]).to(self._dtype), spread(sin[0]).to(self._dtype)
 
 
 def build_rotary(original: nn.Module, model_config: Any, rope: RopeConfig) -> nn.Module:

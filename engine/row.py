@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.rope import RotaryTable, rotate
+from engine.rope import RotaryTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Row:
         highest = int(self.physical[:, :n].max())
         for layer in range(self.shape.layers):
             cos, sin = table.gather(self.physical[layer, :n], highest)
-            buffer[layer, :, :n] = rotate(self.raw[layer, :, :n], cos, sin)
+            buffer[layer, :, :n] = table.rotation.turn(layer, self.raw[layer, :, :n], cos, sin)
 
     def renumber(self, table: RotaryTable) -> None:
         """Number all slots 0 … length − 1 in logical order and re-derive their rotated keys
@@ -105,7 +105,7 @@ class Row:
         self.physical[:, :n] = torch.arange(n, device=self.shape.device)
         cos, sin = table.lookup(0, n)
         for layer in range(self.shape.layers):
-            rotated[layer, :, :n] = rotate(self.raw[layer, :, :n], cos, sin)
+            rotated[layer, :, :n] = table.rotation.turn(layer, self.raw[layer, :, :n], cos, sin)
 
     def append(self, staged: Staged | None, logical: int, physical: int, score: Tensor) -> None:
         """Add n tokens behind the last slot.
@@ -173,5 +173,5 @@ class Row:
         fresh = torch.empty_like(self.rotated[:, :, :n])
         for layer in range(self.shape.layers):
             cos, sin = table.gather(physical[layer], int(physical.max()))
-            fresh[layer] = rotate(self.raw[layer, :, :n], cos, sin)
+            fresh[layer] = table.rotation.turn(layer, self.raw[layer, :, :n], cos, sin)
         assert torch.equal(fresh, self.rotated[:, :, :n]), "a rotated key is not rotate(raw, p)"

@@ -20,12 +20,11 @@ from engine.attention import ATTENTION_NAME, PackedBatch, Scratch, Segment, pack
 from engine.config import RopeConfig
 from engine.errors import ModelError
 from engine.linear import replace_linears
+from engine.load_check import LoadCheck, check_tokens, compare_logits, refuse_unsupported
 from engine.pool import KVPool
-from engine.rope import IdentityRotary, RotaryTable, build_rotary
+from engine.rope import RotaryTable, build_rotary
+from engine.rotary_probe import find_rotary, not_run, probe, use_attention
 from engine.row import KVShape, Row, Staged
-
-CHECK_TOKENS = 300
-_SUPPORTED_ROPE = ("default", "linear", "yarn", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +60,28 @@ class Written:
 
 
 class ModelRunner:
-    """One loaded model. Not thread-safe: one thread calls ``forward``."""
+    """One loaded model. Not thread-safe: one thread calls ``forward``.
+
+    Attributes:
+        found: how the model attends and turns its keys, as it was asked at load.
+        checked: how close its logits are to the stock model's; None before ``verified``.
+    """
 
     def __init__(self, model: Any, device: torch.device) -> None:
+        """Raises ModelError when the model's attention is not the one PACE computes."""
         config = model.config
         self.model = model
         self.config = config
         self.device = device
         self.dtype: torch.dtype = model.dtype
-        base = model.base_model
-        self._rotary: nn.Module = base.rotary_emb
-        head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.checked: LoadCheck | None = None
+        places = find_rotary(model)
+        self._rotary: nn.Module = places[0][2]
+        self.found = probe(model, places, device)
         self.shape = KVShape(
-            layers=config.num_hidden_layers,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
+            layers=self.found.layers,
+            kv_heads=self.found.kv_heads,
+            head_dim=self.found.head_dim,
             dtype=self.dtype,
             device=device,
         )
@@ -87,7 +90,10 @@ class ModelRunner:
         self._scratch = Scratch()
         block = 128 if device.type == "cpu" else 1024
         self._future = torch.ones(block, block, dtype=torch.bool, device=device).triu_(1)
-        self._take_over()
+        if device.type == "cpu" and self.dtype == torch.float32:
+            replace_linears(model)
+        AttentionInterface.register(ATTENTION_NAME, packed_attention)
+        use_attention(model, ATTENTION_NAME)
 
     @classmethod
     def load(
@@ -111,7 +117,7 @@ class ModelRunner:
             config = AutoConfig.from_pretrained(path, local_files_only=True)
             refuse_unsupported(config)
             model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype or "auto", local_files_only=True, attn_implementation="sdpa"
+                path, dtype=dtype or "auto", local_files_only=True
             )
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
@@ -129,13 +135,17 @@ class ModelRunner:
             ModelError: they differ, with by how much.
         """
         refuse_unsupported(model.config)
-        count = min(CHECK_TOKENS, int(model.config.max_position_embeddings))
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(0, model.config.vocab_size, (1, count), generator=generator)
-        with torch.inference_mode():
-            stock = model(tokens.to(device), use_cache=False).logits[0]
+        tokens = check_tokens(model.config)
+        try:
+            with torch.inference_mode():
+                ids = torch.tensor([tokens], device=device)
+                stock = model(ids, use_cache=False).logits[0]
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            kind = model.config.model_type
+            raise ModelError(f"{kind}: the stock model does not run here: {error}") from error
         runner = cls(model, device)
-        runner._compare(stock, tokens[0].tolist())
+        ours = runner._check_logits(tokens)
+        runner.checked = compare_logits(model.config.model_type, ours, stock, runner.dtype)
         return runner
 
     def table(self, rope: RopeConfig, limit: int) -> RotaryTable:
@@ -144,7 +154,7 @@ class ModelRunner:
         if key not in self._tables:
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
             rotary = build_rotary(self._rotary, self.config, rope)
-            self._tables[key] = RotaryTable(rotary, limit, self.device, dtype)
+            self._tables[key] = RotaryTable(rotary, limit, self.device, dtype, self.found.rotation)
         return self._tables[key]
 
     @torch.inference_mode()
@@ -197,6 +207,7 @@ class ModelRunner:
             segments=segments,
             cos=torch.cat([cos for cos, _ in tables]),
             sin=torch.cat([sin for _, sin in tables]),
+            rotation=self.found.rotation,
             future=self._future,
             scratch=self._scratch,
         )
@@ -211,29 +222,15 @@ class ModelRunner:
         logits: Tensor = out.logits[0]
         return logits.to(self.shape.score_dtype)
 
-    def _take_over(self) -> None:
-        AttentionInterface.register(ATTENTION_NAME, packed_attention)
-        probe = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        with torch.inference_mode():
-            cos, _ = self._rotary(torch.zeros(1, device=self.device), position_ids=probe)
-        self.model.base_model.rotary_emb = IdentityRotary(cos.shape[-1])
-        if self.device.type == "cpu" and self.dtype == torch.float32:
-            replace_linears(self.model)
-        self.model.set_attn_implementation(ATTENTION_NAME)
-        if self.model.config._attn_implementation != ATTENTION_NAME:
-            raise ModelError(
-                f"{self.config.model_type}: this architecture does not take a custom attention "
-                "function, so PACE cannot serve it"
-            )
-
-    def _compare(self, stock: Tensor, tokens: list[int]) -> None:
+    def _check_logits(self, tokens: list[int]) -> Tensor:
+        """Logits ``[T, V]`` of ``tokens``, in the shapes of a session."""
         count = len(tokens)
         pool = KVPool(self.shape, byte_limit=1 << 62, staging_slots=count)
         row = pool.acquire(count)
         row.rotated = pool.acquire_buffer(count)
         table = self.table(RopeConfig(), self.model_range)
         parts = []
-        # the shapes of a session: chunks, a short one, then decode
+        # chunks, a short one, then decode
         cuts = sorted({0, count // 2, count - count // 8, *range(max(0, count - 4), count + 1)})
         try:
             for start, end in pairwise(cuts):
@@ -243,43 +240,5 @@ class ModelRunner:
                 row.append(written.staged, start, start, written.scores[:, start:])
                 parts.append(written.logits)
         except (TypeError, RuntimeError, AttributeError, IndexError) as error:
-            raise ModelError(
-                f"{self.config.model_type}: the model does not run with PACE's attention: {error}"
-            ) from error
-        ours, theirs = torch.cat(parts).double(), stock.double()
-        difference = float((ours - theirs).abs().max())
-        divergence = float(
-            torch.nn.functional.kl_div(
-                ours.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="batchmean"
-            )
-        )
-        exact = self.dtype in (torch.float32, torch.float64)
-        scale = max(1.0, float(theirs.abs().max()))
-        # a NaN compares as false, so it is refused too
-        if not ((difference <= 1e-4 * scale) if exact else (divergence <= 0.02)):
-            raise ModelError(
-                f"{self.config.model_type}: logits differ from the stock model's by up to "
-                f"{difference:.3g} (mean divergence {divergence:.3g} nats) over {len(tokens)} "
-                "tokens, so PACE would not serve this model faithfully"
-            )
-
-
-def refuse_unsupported(config: Any) -> None:
-    """Raise ModelError, with the reason, for what §6 of the design rules out."""
-    kind = getattr(config, "model_type", "model")
-    rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or "rope_theta" not in rope:
-        raise ModelError(f"{kind}: the model has no single rotary embedding (rope_parameters)")
-    if rope.get("rope_type", "default") not in _SUPPORTED_ROPE:
-        raise ModelError(
-            f"{kind}: rope type {rope['rope_type']} is not supported "
-            f"(supported: {', '.join(_SUPPORTED_ROPE)})"
-        )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ModelError(
-            f"{kind}: layers other than full attention are not supported: {sorted(kinds)}"
-        )
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        raise ModelError(f"{kind}: sliding-window attention ({window} tokens) is not supported")
+            raise not_run(self.config.model_type, error) from error
+        return torch.cat(parts)

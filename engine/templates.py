@@ -65,14 +65,7 @@ def load_tokenizer(path: Path, override: str | None = None) -> Any:
     Raises:
         ModelError: config or tokenizer cannot be read; or as ``choose_template`` does.
     """
-    try:
-        model_type = AutoConfig.from_pretrained(path, local_files_only=True).model_type
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())
-        raise ModelError(f"{path}: its config or tokenizer cannot be loaded: {why}") from error
-    template = choose_template(tokenizer, model_type, override)
-    tokenizer.chat_template = template.text
+    tokenizer, template = tokenizer_and_template(path, override)
     if template.reason is None:
         log.info("chat template: %s", template.source)
     else:
@@ -82,6 +75,19 @@ def load_tokenizer(path: Path, override: str | None = None) -> Any:
             template.reason,
         )
     return tokenizer
+
+
+def tokenizer_and_template(path: Path, override: str | None = None) -> tuple[Any, Template]:
+    """The tokenizer of a model folder, and the template it was given; as ``load_tokenizer``."""
+    try:
+        model_type = AutoConfig.from_pretrained(path, local_files_only=True).model_type
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split())
+        raise ModelError(f"{path}: its config or tokenizer cannot be loaded: {why}") from error
+    template = choose_template(tokenizer, model_type, override)
+    tokenizer.chat_template = template.text
+    return tokenizer, template
 
 
 def choose_template(

@@ -19,7 +19,7 @@ COMMANDS = {
     "clean": ("serve.cli.clean", "clean", "Remove what PACE keeps on this machine."),
     "demo": ("serve.cli.demo", "demo", "Play a demo session against a server."),
     "doctor": ("serve.cli.doctor", "doctor", "Check whether this machine is ready."),
-    "model": ("serve.cli.model", "model", "Add and list models."),
+    "model": ("serve.cli.model", "model", "Add, list and check models."),
     "serve": ("serve.cli.serve", "serve", "Start the server."),
 }
 # A person can act on these without a traceback.

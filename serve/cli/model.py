@@ -1,4 +1,4 @@
-"""``pace model``: add and list models."""
+"""``pace model``: add, list and check models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -18,7 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from engine.catalog import CATALOG, list_models, load_profile
+from engine.catalog import CATALOG, list_models, load_profile, resolve_model
+from engine.errors import ModelError
 from engine.fetch import Stage, add_model
 
 _LABELS: dict[Stage, str] = {
@@ -33,7 +35,7 @@ _LABELS: dict[Stage, str] = {
 
 @click.group()
 def model() -> None:
-    """Add and list models."""
+    """Add, list and check models."""
 
 
 @model.command()
@@ -73,6 +75,28 @@ def list_command(as_json: bool) -> None:
     for m in models:
         table.add_row(m.name, m.licence, str(m.path) if m.present else f"pace model add {m.name}")
     Console().print(table)
+
+
+@model.command()
+@click.argument("name", metavar="ID_OR_PATH")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, …")
+@click.option("--chat-template", metavar="FILE", help="As of pace serve.")
+def check(name: str, device: str, chat_template: str | None) -> int:
+    """Load a model and say whether PACE serves it; exit with 1 and the reason if not."""
+    path = resolve_model(name)
+    from serve.cli.model_check import examine  # torch takes seconds to import
+
+    table = Table("checked", "found", title=escape(name))
+    refused = []
+    for finding in examine(path, device, chat_template):
+        style = "red" if finding.refused else None
+        table.add_row(finding.name, escape(finding.found), style=style)
+        if finding.refused:
+            refused.append(finding.found)
+    Console().print(table)
+    if refused:
+        raise ModelError(" ".join(f"{reason}." for reason in refused).removesuffix("."))
+    return 0
 
 
 class _StageBars:

@@ -73,16 +73,16 @@ def rotates_values(model: nn.Module) -> None:
         layer.self_attn.__class__ = RotatesValues
 
 
-def rotates_in_pairs(model: nn.Module) -> None:
-    """Interleaved rotation: neighbouring dimensions turn together."""
+def rotates_in_mirrored_pairs(model: nn.Module) -> None:
+    """The first dimension turns with the last, the second with the last but one, and so on."""
 
     def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = x.shape[-1] // 2
-        even, odd = x[..., 0::2], x[..., 1::2]
+        a, b = x[..., :half], x[..., half:].flip(-1)
         c, s = cos[..., :half], sin[..., :half]
-        return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2)
+        return torch.cat((a * c - b * s, (a * s + b * c).flip(-1)), dim=-1)
 
-    class InPairs(LlamaAttention):
+    class Mirrored(LlamaAttention):
         def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> Any:
             shape = (*hidden_states.shape[:-1], -1, self.head_dim)
             q, k, v = (
@@ -99,7 +99,7 @@ def rotates_in_pairs(model: nn.Module) -> None:
             return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1)), weights
 
     for layer in model.model.layers:  # type: ignore[union-attr]
-        layer.self_attn.__class__ = InPairs
+        layer.self_attn.__class__ = Mirrored
 
 
 def caps_logits(model: nn.Module) -> None:
@@ -126,16 +126,44 @@ def mixes_tokens(model: nn.Module) -> None:
         layer.mlp.__class__ = Mixing
 
 
-@pytest.mark.parametrize("change", [rotates_values, rotates_in_pairs, caps_logits, mixes_tokens])
+def scales_after_rotating(model: nn.Module) -> None:
+    """A weight per dimension behind the rotation, as norms have: it does not commute with it."""
+
+    class Scales(LlamaAttention):
+        def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> Any:
+            cos, sin = position_embeddings
+            return super().forward(hidden_states, (cos * weight, sin * weight), **kwargs)
+
+    weight = torch.linspace(0.5, 1.5, 8)
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        weight = weight.to(layer.self_attn.q_proj.weight.dtype)
+        layer.self_attn.__class__ = Scales
+
+
+DIFFERS = r"logits differ from the stock model's by up to [\d.]+"
+TURNS = "layer 0 turns its queries and keys by position in a way that is not supported"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (caps_logits, DIFFERS),
+        (mixes_tokens, DIFFERS),
+        (rotates_values, TURNS),
+        (rotates_in_mirrored_pairs, TURNS),
+        (scales_after_rotating, TURNS),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_a_model_whose_logits_would_differ_is_refused(
-    change: Callable[[nn.Module], None], dtype: torch.dtype
+    change: Callable[[nn.Module], None], reason: str, dtype: torch.dtype
 ) -> None:
     plain = tiny_llama().to(dtype)
     runner_for(plain)
     changed = tiny_llama().to(dtype)
     change(changed)
-    with pytest.raises(ModelError, match=r"logits differ from the stock model's by up to [\d.]+"):
+    with pytest.raises(ModelError, match=reason):
         runner_for(changed)
 
 
@@ -165,6 +193,13 @@ def test_an_attention_that_fails_under_pace_is_refused_with_its_error() -> None:
     model = tiny_llama()
     model.model.layers[0].self_attn.__class__ = Insists
     with pytest.raises(ModelError, match=r"does not run with PACE's attention: unexpected keyword"):
+        runner_for(model)
+
+
+def test_a_model_that_does_not_run_at_all_is_refused_with_its_error() -> None:
+    model = tiny_llama()
+    model.model.layers[1].mlp.down_proj.weight = nn.Parameter(torch.zeros(3, 3))
+    with pytest.raises(ModelError, match=r"llama: the stock model does not run here: .*shapes"):
         runner_for(model)
 
 

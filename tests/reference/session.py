@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tests.reference import plan as plans
-from tests.reference.llama import DenseLlama, LayerCache
+from tests.reference.llama import LayerCache
 from tests.reference.plan import Segments, Span, Steps
 from tests.reference.retention import Rules, kept
 
@@ -29,6 +30,21 @@ def opening(role: str) -> list[int]:
 def message_tokens(role: str, text: str) -> list[int]:
     """All tokens of a message."""
     return [*opening(role), *text.encode(), END, NEWLINE]
+
+
+class Model(Protocol):
+    """What a session writes to: ``DenseLlama``, ``StockModel``."""
+
+    layers: int
+
+    def write(
+        self,
+        caches: Sequence[LayerCache],
+        tokens: Sequence[int],
+        logical: int,
+        physical: int,
+        observe: int | None = None,
+    ) -> Tensor: ...
 
 
 @dataclass
@@ -57,7 +73,7 @@ class LayerEviction:
 class ReferenceSession:
     """Turns on a constant budget, with every rule written out (DESIGN §3.5, §3.6, §3.8)."""
 
-    llama: DenseLlama
+    model: Model
     rules: Rules
     tokens: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -71,7 +87,7 @@ class ReferenceSession:
     """(step, layers) of each."""
 
     def __post_init__(self) -> None:
-        self.caches = [LayerCache() for _ in range(self.llama.layers)]
+        self.caches = [LayerCache() for _ in range(self.model.layers)]
 
     @property
     def logical(self) -> list[list[int]]:
@@ -115,7 +131,7 @@ class ReferenceSession:
 
     def score(self, messages: Sequence[tuple[str, str]], continuation: list[int]) -> list[float]:
         """Log-probability of each token of an answer that begins like this; changes nothing."""
-        fork = copy.deepcopy(self, {id(self.llama): self.llama})
+        fork = copy.deepcopy(self, {id(self.model): self.model})
         logits = fork._prompt(messages)[-1][-1:]
         fork.tokens += continuation
         fork._extend_last()
@@ -161,7 +177,7 @@ class ReferenceSession:
             self.shift = self.written - len(self.caches[0].entries)
             self.renumbers += 1
         first = self.written - self.shift
-        logits = self.llama.write(self.caches, tokens, self.written, first, rules.observe)
+        logits = self.model.write(self.caches, tokens, self.written, first, rules.observe)
         self.written += count
         if measure == len(self.tokens):
             wanted = plans.needed(self.spans, self.plan, self.segments, self.spans[-1].step)
