@@ -15,7 +15,15 @@ from torch import Tensor
 
 from engine.chat_formats import ToolFormat
 from engine.errors import InvalidRequest
+from engine.schema_check import SchemaCheck
 from engine.types import ToolUse
+
+# Keywords that hold values, not schemas, and those that hold schemas by name.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+_NAMED_SCHEMAS = frozenset(
+    {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+)
+_MOST_REASON = 300
 
 
 class ForcedCall:
@@ -30,7 +38,7 @@ class ForcedCall:
         if not self._matcher.is_stopped():
             return False
         if self._matcher.is_error() or not self._matcher.is_accepting():
-            raise _refusal(self._matcher, "no arguments satisfy it")
+            raise _refusal("no arguments satisfy it")
         return True
 
     def allowed(self, logits: Tensor) -> Tensor:
@@ -43,7 +51,7 @@ class ForcedCall:
         mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
         count = min(len(mask), len(logits))
         if self._matcher.is_error():
-            raise _refusal(self._matcher)
+            raise _refusal(_error(self._matcher))
         allowed = torch.zeros(len(logits), dtype=torch.bool)
         allowed[:count] = mask[:count] != 0
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
@@ -55,22 +63,24 @@ class ForcedCall:
             InvalidRequest: the schema turns out to be more than can be enforced.
         """
         if not self._matcher.consume_token(token):
-            raise _refusal(self._matcher)
+            raise _refusal(_error(self._matcher))
 
 
 class CallGrammars:
     """Grammars of forced calls for one tokenizer."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+    def __init__(self, tokenizer: Any, vocabulary: int, check: SchemaCheck | None = None) -> None:
         """
         Args:
             tokenizer: a fast tokenizer of transformers.
             vocabulary: size V of the model's logits.
+            check: says which schemas are too complex; None: one of its own.
         """
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._prepared: LLTokenizer | None = None
         self._lock = threading.Lock()
+        self._check = check or SchemaCheck()
 
     def forced(self, tools: ToolUse | None, form: ToolFormat | None) -> ForcedCall | None:
         """The grammar of a call of ``tools.name``, or of any of the tools; None unless a call is
@@ -78,18 +88,18 @@ class CallGrammars:
 
         Raises:
             InvalidRequest: a tool's parameters are a schema that cannot be enforced.
+            EngineFailure: whether they are could not be found out.
         """
         if tools is None or form is None or tools.choice != "required":
             return None
         with self._lock:  # made when the first call is forced: it takes a moment
             prepared = self._prepare()
-        # no runs of space between tokens: a weak model would get lost in them
-        grammar = LLMatcher.grammar_from_json_schema(
-            _call_schema(tools, form), overrides={"whitespace_flexible": False}
-        )
+        grammar = _grammar(_call_schema(tools, form))
+        if not self._check.feasible(tools.definitions, grammar):
+            raise _refusal("it is too complex")
         matcher = LLMatcher(prepared, grammar, log_level=0)
         if matcher.is_error():
-            raise _refusal(matcher)
+            raise _refusal(_error(matcher))
         return ForcedCall(matcher)
 
     def _prepare(self) -> LLTokenizer:
@@ -101,14 +111,31 @@ class CallGrammars:
         return self._prepared
 
 
-def _refusal(matcher: LLMatcher, reason: str = "") -> InvalidRequest:
+def _error(matcher: LLMatcher) -> str:
     # behind the first line comes the state of the grammar, with the answer's text
-    why = reason or next(iter(matcher.get_error().splitlines()), "unknown reason")
+    return next(iter(matcher.get_error().splitlines()), "unknown reason")[:_MOST_REASON]
+
+
+def _refusal(why: str) -> InvalidRequest:
     return InvalidRequest(
         "a call cannot be forced, since its parameters are not a schema this server can "
         f"enforce ({why}); simplify it, or use tool_choice 'auto'",
         param="tools",
     )
+
+
+def _grammar(schema: dict[str, Any]) -> str:
+    try:
+        return str(
+            LLMatcher.grammar_from_json_schema(
+                # as text: of Python's integers it takes none beyond 64 bits
+                json.dumps(schema),
+                # no runs of space between tokens: a weak model would get lost in them
+                overrides={"whitespace_flexible": False},
+            )
+        )
+    except ValueError as error:  # a number that is no float, or nesting too deep
+        raise _refusal(str(error)) from error
 
 
 def _call_schema(tools: ToolUse, form: ToolFormat) -> dict[str, Any]:
@@ -141,7 +168,12 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
+    moved = {}
+    for key, value in schema.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, dict):  # whose keys are no keywords
+            moved[key] = {name: _moved(item, place) for name, item in value.items()}
+        else:
+            moved[key] = value if key in _VALUES else _moved(value, place)
     reference = moved.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
