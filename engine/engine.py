@@ -15,8 +15,10 @@ from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat, stop_ids
 from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
 from engine.errors import ConfigError, EngineFailure, PaceError
-from engine.flow import Flow, Writer
+from engine.flow import Flow, TurnRecord, Writer
 from engine.forced_call import CallGrammars
+from engine.integrity import integrity_report
+from engine.ledger import Notes, page
 from engine.linear import set_threads
 from engine.pool import KVPool, default_pool_bytes
 from engine.report import describe, pace_info, summarize, turn_event
@@ -136,6 +138,7 @@ class KVEngine:
             )
             held = (session, origin, state, unresolved)
             turn = RunningTurn(request, *held, on_event, self.scheduler, tools, forced)
+            turn.record = TurnRecord(Notes(session.ledger.limit))
             turn.task.flow = self._guarded(turn)
             self._start(session, turn.task)
         except BaseException:
@@ -186,6 +189,7 @@ class KVEngine:
             delta = answer.push(token, written.logits[-1], room > 0)
             if delta is not None:
                 turn.emit(delta)
+        self.writer.note_residency(state, record)
         state.close_answer(answer.message(), answer.closing())
         usage = Usage(prompt, len(answer.tokens), cached, answer.reasoning_tokens)
         self._commit(turn, usage, answer.finish)
@@ -283,15 +287,20 @@ class KVEngine:
                 if session.turns and namespace in (None, session.namespace)
             ]
 
-    def session(self, namespace: str, session_id: str) -> dict[str, Any]:
+    def session(self, namespace: str, session_id: str, check: bool = False) -> dict[str, Any]:
         """See ``Engine.session``."""
         with self.store.lock:
-            return describe(self.store.table.get(namespace, session_id), self.store.pool)
+            session = self.store.table.get(namespace, session_id)
+            checked = {"integrity": integrity_report(session)} if check else {}
+            return describe(session, self.store.pool) | checked
 
-    def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
+    def events(
+        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+    ) -> list[LedgerEvent]:
         """See ``Engine.events``."""
         with self.store.lock:
-            return self.store.table.get(namespace, session_id).ledger.since(since)
+            found = self.store.table.get(namespace, session_id).ledger.since(since)
+        return page(found, limit)
 
     def blueprint(
         self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None = None

@@ -6,19 +6,21 @@ receive what was ``Written``. Prefill, decode and scoring all write through ``wr
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from itertools import pairwise
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.errors import ContextLengthExceeded
+from engine.events import eviction_data, residency_data
+from engine.ledger import Notes
 from engine.plan import next_use, residency, rotary_gap
 from engine.policies import observed_queries
-from engine.retention import NO_USE, Candidates, forced, select_keep
+from engine.retention import Candidates, select_keep
 from engine.row import Row
 from engine.runner import Work, Written
 from engine.state import SessionState
@@ -55,7 +57,7 @@ class EvictionHook(Protocol):
 class TurnRecord:
     """What a running turn did; becomes ledger events and the answer's ``pace`` object."""
 
-    events: list[tuple[str, int, Mapping[str, Any]]] = field(default_factory=list)
+    events: Notes = field(default_factory=Notes)
     schedule: list[list[int]] = field(default_factory=list)
     evicted: int = 0
     renumbers: int = 0
@@ -151,13 +153,22 @@ class Writer:
         Returns:
             What the last chunk made; its ``logits`` are those of the last token.
         """
-        *chunks, last = cut(state.tokens[state.written :], state.policy.chunk)
-        for chunk in chunks:
+        chunks = cut(state.tokens[state.written :], state.policy.chunk)
+        for chunk, following in pairwise(chunks):
             yield from self.write(state, chunk, record)
+            ends = state.written - 1
+            if state.step_at(ends) != state.step_at(ends + len(following)):
+                self.note_residency(state, record)
             after_chunk()
-        written = yield from self.write(state, last, record, measure=True)
+        written = yield from self.write(state, chunks[-1], record, measure=True)
         after_chunk()
         return written
+
+    @staticmethod
+    def note_residency(state: SessionState, record: TurnRecord) -> None:
+        """Note what is resident of each message, for the step of the last token written."""
+        step = state.step_at(state.written - 1)
+        record.events.add("residency", step, residency_data(state))
 
     def replay(
         self, state: SessionState, tokens: list[int], schedule: list[list[int]], record: TurnRecord
@@ -191,7 +202,7 @@ class Writer:
         record.renumber_s += self.clock() - start
         step = state.step_at(max(state.written - 1, 0))
         data = {"before": before, "after": row.length, "at": state.written, "limit": limit}
-        record.events.append(("renumber", step, data))
+        record.events.add("renumber", step, data)
 
     @staticmethod
     def _candidates(row: Row, written: int, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -212,34 +223,12 @@ class Writer:
         keep = select_keep(state.policy, candidates)
         if self.on_evict is not None:
             keep = self.on_evict(state, keep, logical)
-        total, kept = logical.shape[1], keep.shape[1]
-        stays = torch.zeros_like(uses, dtype=torch.bool).scatter_(1, keep, True)
-        planned = uses < NO_USE
-        always = forced(state.policy, candidates)
-        reserved = planned | always
-        low, high = float("inf"), float("-inf")
-        displaced = int((planned & ~stays).sum(dim=1).max())
-        state.evicted += total - kept
-        record.evicted += total - kept
-        record.displaced += displaced
-        data = {
-            "at": state.written + count,
-            "candidates": total,
-            "kept": kept,
-            "evicted": total - kept,
-            "displaced": displaced,
-            "kept_protected": (stays & planned & ~always).sum(dim=1).tolist(),
-            "lowest_kept_score": _finite(score.masked_fill(~stays | reserved, low).amin(dim=1)),
-            "highest_lost_score": _finite(score.masked_fill(stays, high).amax(dim=1)),
-            "highest_unprotected_score": _finite(score.masked_fill(reserved, high).amax(dim=1)),
-        }
-        record.events.append(("eviction", step, data))
+        data = eviction_data(state, candidates, keep, state.written + count)
+        state.evicted += data["evicted"]
+        record.evicted += data["evicted"]
+        record.displaced += data["displaced"]
+        record.events.add("eviction", step, data)
         return keep
-
-
-def _finite(values: Tensor) -> list[float | None]:
-    """Per layer; None where no token was of the class."""
-    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def cut(tokens: list[int], chunk: int) -> list[list[int]]:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import dropwhile
 from typing import Any
 
 from engine.types import LedgerEvent
+
+Note = tuple[str, int, Mapping[str, Any]]
+"""Kind, step and data of an event."""
+
+PAGE_BYTES = 900_000
+"""Most JSON bytes of the events of one page."""
+_FRAME_BYTES = 150
+
+
+class Notes:
+    """The newest ``limit`` events of a running turn; ``dropped`` counts the others."""
+
+    def __init__(self, limit: int = 2048) -> None:
+        self.dropped = 0
+        self._notes: deque[Note] = deque(maxlen=limit)
+
+    def __iter__(self) -> Iterator[Note]:
+        return iter(self._notes)
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def add(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
+        """Note one event."""
+        self.dropped += len(self._notes) == self._notes.maxlen
+        self._notes.append((kind, step, data))
 
 
 class Ledger:
     """The newest ``limit`` events of a session. ``seq`` keeps counting over dropped ones."""
 
     def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._events: deque[LedgerEvent] = deque(maxlen=limit)
         self._next = 1
 
@@ -21,11 +50,25 @@ class Ledger:
         self._events.append(LedgerEvent(self._next, kind, step, data))
         self._next += 1
 
-    def extend(self, events: Iterable[tuple[str, int, Mapping[str, Any]]]) -> None:
-        """Record the (kind, step, data) events of a committed turn."""
-        for kind, step, data in events:
+    def extend(self, notes: Notes) -> None:
+        """Record the events of a committed turn."""
+        self._next += notes.dropped
+        for kind, step, data in notes:
             self.add(kind, step, data)
 
     def since(self, seq: int) -> list[LedgerEvent]:
         """Events after ``seq``, oldest first."""
-        return [event for event in self._events if event.seq > seq]
+        return list(dropwhile(lambda event: event.seq <= seq, self._events))
+
+
+def page(events: Iterable[LedgerEvent], limit: int | None = None) -> list[LedgerEvent]:
+    """The first ``limit`` of ``events`` (None: any number) that fit one answer of 1 MB; always
+    one, if there is one."""
+    found: list[LedgerEvent] = []
+    size = 0
+    for event in events:
+        size += len(json.dumps(event.data)) + _FRAME_BYTES
+        if found and (size > PAGE_BYTES or len(found) == limit):
+            break
+        found.append(event)
+    return found

@@ -6,7 +6,7 @@ at a step and looks tokens up by logical position.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -87,7 +87,7 @@ class Plan:
         param = "pace.plan" if unresolved else "pace.segments"
         if change.segments is not None:
             pairs = ((m, r) for s in change.segments for m in s.messages for r in s.readers)
-            by_message = _collect_messages(pairs, first, messages, unresolved)
+            by_message = _collect_messages(pairs, first, starts, messages, unresolved)
         if len(unresolved) > MOST_UNRESOLVED:
             more = len(unresolved) - MOST_UNRESOLVED
             unresolved[MOST_UNRESOLVED:] = [f"and {more} more"]
@@ -122,14 +122,23 @@ def _collect(
 
 
 def _collect_messages(
-    pairs: Iterable[tuple[int, int]], first: int, messages: int, unresolved: list[str]
+    pairs: Iterable[tuple[int, int]],
+    first: int,
+    starts: ForkableLog[StepStart],
+    messages: int,
+    unresolved: list[str],
 ) -> dict[int, tuple[int, ...]]:
     found: dict[int, set[int]] = {}
+    newest = starts[-1].step if len(starts) else 0
     for message, reader in pairs:
         if not 0 <= message < messages:
             unresolved.append(f"message {message} does not exist: the transcript has {messages}")
         elif reader < first:
             unresolved.append(f"step {reader} is past and cannot read message {message}")
+        elif reader < newest and reader < (step := _step_of(starts, message)):
+            unresolved.append(
+                f"step {reader} cannot read message {message}: it belongs to step {step}"
+            )
         else:
             found.setdefault(message, set()).add(reader)
     return {message: tuple(sorted(readers)) for message, readers in found.items()}
@@ -145,6 +154,11 @@ def next_reader(readers: Sequence[int], step: int) -> int:
     """Smallest of the rising ``readers`` that is ≥ ``step``; ``NO_USE`` when there is none."""
     at = bisect_left(readers, step)
     return readers[at] if at < len(readers) else NO_USE
+
+
+def _step_of(starts: ForkableLog[StepStart], message: int) -> int:
+    """Step of an existing message."""
+    return starts[bisect_right(starts, message, key=lambda item: item.message) - 1].step
 
 
 def _step_index(starts: ForkableLog[StepStart], step: int) -> int | None:

@@ -79,12 +79,16 @@ class Engine(Protocol):
         """Summaries of committed sessions; None: of all namespaces."""
         ...
 
-    def session(self, namespace: str, session_id: str) -> dict[str, Any]:
-        """Summary with spans, plan, policy. Raises SessionNotFound."""
+    def session(self, namespace: str, session_id: str, check: bool = False) -> dict[str, Any]:
+        """Summary with spans, plan, policy. ``check``: with ``integrity``, whether the committed
+        states are whole (``ok``) and what is broken (``problems``). Raises SessionNotFound."""
         ...
 
-    def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
-        """Ledger entries with ``seq`` > ``since``, oldest first. Raises SessionNotFound."""
+    def events(
+        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+    ) -> list[LedgerEvent]:
+        """The first ``limit`` (None: any number) ledger entries with ``seq`` > ``since``, oldest
+        first, as many as fit 1 MB of JSON. Raises SessionNotFound."""
         ...
 
     def blueprint(

@@ -159,19 +159,44 @@ class Row:
         self.score[:, :kept] = score.gather(1, indices)
         self.length = kept
 
-    def check_integrity(self, table: RotaryTable) -> None:
-        """Raise AssertionError unless the row's invariants hold (DESIGN §3.2, §3.6)."""
+    def problems(self, table: RotaryTable) -> list[str]:
+        """Which of the row's invariants are broken (DESIGN §3.2, §3.6); empty when all hold.
+
+        The rotated keys are compared when there are some: those of an idle row are derived again
+        before they are used.
+        """
         n = self.length
+        if not 0 <= n <= self.capacity:
+            return [f"{n} slots in use of {self.capacity}"]
+        if n == 0:
+            return []
         logical, physical = self.logical[:, :n], self.physical[:, :n]
-        assert n <= self.capacity, f"{n} slots in use of {self.capacity}"
-        assert bool((logical[:, 1:] > logical[:, :-1]).all()), "logical order is broken"
-        assert bool((physical[:, 1:] > physical[:, :-1]).all()), "physical order is broken"
-        assert n == 0 or int(physical.max()) < table.limit, "a position reaches the limit"
-        assert bool(torch.isfinite(self.score[:, :n]).all()), "a score is not finite"
-        if self.rotated is None or n == 0:
-            return
-        fresh = torch.empty_like(self.rotated[:, :, :n])
+        in_range = int(physical.min()) >= 0 and int(physical.max()) < table.limit
+        checks = {
+            "logical order is broken": bool((logical[:, 1:] > logical[:, :-1]).all()),
+            "physical order is broken": bool((physical[:, 1:] > physical[:, :-1]).all()),
+            "a position reaches the limit, or is negative": in_range,
+            "a score is not finite": bool(torch.isfinite(self.score[:, :n]).all()),
+            "a raw key is not finite": bool(torch.isfinite(self.raw[:, :, :n]).all()),
+            "a value is not finite": bool(torch.isfinite(self.value[:, :, :n]).all()),
+            "a rotated key is not rotate(raw, p)": not in_range or self._rotated_as_raw(table),
+        }
+        return [problem for problem, holds in checks.items() if not holds]
+
+    def _rotated_as_raw(self, table: RotaryTable) -> bool:
+        if self.rotated is None:
+            return True
+        n = self.length
+        highest = int(self.physical[:, :n].max())
         for layer in range(self.shape.layers):
-            cos, sin = table.gather(physical[layer], int(physical.max()))
-            fresh[layer] = table.rotation.turn(layer, self.raw[layer, :, :n], cos, sin)
-        assert torch.equal(fresh, self.rotated[:, :, :n]), "a rotated key is not rotate(raw, p)"
+            cos, sin = table.gather(self.physical[layer, :n], highest)
+            fresh = table.rotation.turn(layer, self.raw[layer, :, :n], cos, sin)
+            if not torch.equal(fresh, self.rotated[layer, :, :n]):
+                return False
+        return True
+
+    def check_integrity(self, table: RotaryTable) -> None:
+        """Raise AssertionError with the row's problems, if there are any."""
+        found = self.problems(table)
+        if found:
+            raise AssertionError("; ".join(found))

@@ -45,9 +45,11 @@ class EngineClient(Protocol):
 
     async def sessions(self, namespace: str | None) -> list[dict[str, Any]]: ...
 
-    async def session(self, namespace: str, session_id: str) -> dict[str, Any]: ...
+    async def session(self, namespace: str, session_id: str, check: bool) -> dict[str, Any]: ...
 
-    async def events(self, namespace: str, session_id: str, since: int) -> list[LedgerEvent]: ...
+    async def events(
+        self, namespace: str, session_id: str, since: int, limit: int | None
+    ) -> list[LedgerEvent]: ...
 
     async def blueprint(
         self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None
@@ -120,14 +122,16 @@ class HandleClient:
         found: list[dict[str, Any]] = await self._call("sessions", namespace)
         return found
 
-    async def session(self, namespace: str, session_id: str) -> dict[str, Any]:
+    async def session(self, namespace: str, session_id: str, check: bool) -> dict[str, Any]:
         """``Engine.session``."""
-        found: dict[str, Any] = await self._call("session", namespace, session_id)
+        found: dict[str, Any] = await self._call("session", namespace, session_id, check)
         return found
 
-    async def events(self, namespace: str, session_id: str, since: int) -> list[LedgerEvent]:
+    async def events(
+        self, namespace: str, session_id: str, since: int, limit: int | None
+    ) -> list[LedgerEvent]:
         """``Engine.events``."""
-        found: list[LedgerEvent] = await self._call("events", namespace, session_id, since)
+        found: list[LedgerEvent] = await self._call("events", namespace, session_id, since, limit)
         return found
 
     async def blueprint(

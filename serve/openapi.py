@@ -48,6 +48,19 @@ _SINCE: Schema = {
     "description": "Only events after this one.",
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1, "default": 0},
 }
+_LIMIT: Schema = {
+    "name": "limit",
+    "in": "query",
+    "description": "At most so many events. An answer never exceeds 1 MB: go on from `next` until "
+    "`data` is empty.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 10**18 - 1},
+}
+_CHECK: Schema = {
+    "name": "check",
+    "in": "query",
+    "description": "1: with `integrity`.",
+    "schema": {"type": "integer", "enum": [0, 1], "default": 0},
+}
 _HEADERS: list[Schema] = [
     {
         "name": "X-Session-Id",
@@ -138,14 +151,16 @@ def _paths() -> dict[str, Any]:
             )
         },
         session: {
-            "get": _operation("getSession", "What it holds.", _json("Session"), known, one),
+            "get": _operation(
+                "getSession", "What it holds.", _json("Session"), known, [*one, _CHECK]
+            ),
             "delete": _operation(
                 "deleteSession", "Forget it.", _json("SessionDeleted"), known, one
             ),
         },
         f"{session}/events": {
             "get": _operation(
-                "listEvents", "Its ledger.", _json("EventList"), known, [*one, _SINCE]
+                "listEvents", "Its ledger.", _json("EventList"), known, [*one, _SINCE, _LIMIT]
             )
         },
         f"{session}/blueprint": {

@@ -196,12 +196,18 @@ def _sessions() -> dict[str, Schema]:
                 "plan": ref("Plan"),
                 "spans": array(record(span)),
                 "previous_turn_kept": BOOLEAN,
-            }
+            },
+            {
+                "integrity": {
+                    **record({"ok": BOOLEAN, "problems": array(STRING)}),
+                    "description": "Whether the states kept of it are whole. With `check=1`.",
+                }
+            },
         ),
         "SessionDeleted": record(
             {"id": SESSION_ID, "object": const("session.deleted"), "deleted": {"const": True}}
         ),
-        "LedgerEvent": _closed(LedgerEvent),
+        "LedgerEvent": {**_closed(LedgerEvent), "description": _EVENT},
         "EventList": record(
             {
                 "object": const("list"),
@@ -230,6 +236,20 @@ def _sessions() -> dict[str, Schema]:
         ),
     }
 
+
+_EVENT = """`seq` rises by one per session; the oldest events go first. By `kind`, with lists that
+have an entry per layer and pairs that are [minimum, maximum] over layers:
+
+- `eviction`: tokens in the row (`candidates`), `kept`, `evicted`, and `displaced` (of the plan, in
+  the worst layer); `kept_by_class`, `lost_by_class` (a token's class is the first that fits of
+  sink, recent, protected, other); `kept_protected`, `lowest_kept_score`, `highest_lost_score`,
+  `highest_unprotected_score` per layer; `spans`: of each `message` that lost tokens how many
+  (`lost`, per layer) and the `highest_lost_score`; `more_spans` sums up those beyond 24.
+- `renumber`: the next position `before` and `after`, and the `limit`.
+- `residency`, at the end of a turn, and of each step of a long prompt that ends a chunk: of each
+  `message` with resident tokens its `tokens`, and the `least` and `most` resident over layers;
+  `more_spans` sums up those beyond 64.
+- `turn`: tokens, residency, rotary gap, schedule and times of a turn."""
 
 _COUNTS = (
     "turns",

@@ -62,14 +62,28 @@ def path_session_id(request: Request) -> str:
     return check_session_id(request.path_params["session_id"], "session_id")
 
 
-def since_of(request: Request) -> int:
-    """The number of ``?since=``, 0 when it is not given. Raises InvalidRequest."""
-    text = request.query_params.get("since", "0")
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+def number_of(request: Request, name: str, least: int = 0) -> int | None:
+    """The whole number from ``least`` of the query's ``name``; None when it is not given.
+
+    Raises:
+        InvalidRequest: it is something else.
+    """
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18) or int(text) < least:
         raise InvalidRequest(
-            "Invalid value for 'since': it must be a whole number from 0.", param="since"
+            f"Invalid value for '{name}': it must be a whole number from {least}.", param=name
         )
     return int(text)
+
+
+def flag_of(request: Request, name: str) -> bool:
+    """Whether the query's ``name`` is 1; 0 is the default. Raises InvalidRequest."""
+    text = request.query_params.get(name, "0")
+    if text not in ("0", "1"):
+        raise InvalidRequest(f"Invalid value for '{name}': it must be 0 or 1.", param=name)
+    return text == "1"
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -11,7 +11,7 @@ from engine.errors import InvalidRequest
 from serve.auth import asked_namespace, caller_of
 from serve.config import LimitsConfig
 from serve.engine_client import EngineClient
-from serve.requests import aside, check_model, path_session_id, read_body, since_of
+from serve.requests import aside, check_model, flag_of, number_of, path_session_id, read_body
 from serve.wire.blueprint import parse_blueprint
 from serve.wire.score import parse_score, score_answer
 from serve.wire.validation import parse_object
@@ -32,10 +32,10 @@ class SessionRoutes:
         return JSONResponse({"object": "list", "data": found})
 
     async def session(self, request: Request) -> Response:
-        """``GET /v1/sessions/{id}``."""
-        session_id = path_session_id(request)
-        found = await self._client.session(await self._namespace(request, session_id), session_id)
-        return JSONResponse(found)
+        """``GET /v1/sessions/{id}?check=1``: what it holds, and whether that is whole."""
+        session_id, check = path_session_id(request), flag_of(request, "check")
+        namespace = await self._namespace(request, session_id)
+        return JSONResponse(await self._client.session(namespace, session_id, check))
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /v1/sessions/{id}``: forget it and free its memory."""
@@ -44,10 +44,12 @@ class SessionRoutes:
         return JSONResponse({"id": session_id, "object": "session.deleted", "deleted": True})
 
     async def events(self, request: Request) -> Response:
-        """``GET /v1/sessions/{id}/events?since=``: ledger entries after ``since``."""
-        session_id, since = path_session_id(request), since_of(request)
+        """``GET /v1/sessions/{id}/events?since=&limit=``: ledger entries after ``since``, at most
+        ``limit`` and as many as fit 1 MB."""
+        session_id = path_session_id(request)
+        since, limit = number_of(request, "since") or 0, number_of(request, "limit", least=1)
         namespace = await self._namespace(request, session_id)
-        found = await self._client.events(namespace, session_id, since)
+        found = await self._client.events(namespace, session_id, since, limit)
         return JSONResponse(
             {
                 "object": "list",

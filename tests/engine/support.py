@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig, RopeConfig
 from engine.engine import KVEngine
 from engine.flow import Flow
+from engine.integrity import check_integrity
 from engine.pool import KVPool
 from engine.row import Row
 from engine.runner import ModelRunner, Work, Written
@@ -246,7 +247,7 @@ def states(engine: KVEngine) -> Iterator[SessionState]:
 
 
 def check_engine(engine: KVEngine) -> None:
-    """After all turns: nobody holds a session, every row is whole, no memory is unaccounted."""
+    """After all turns: nobody holds a session, every state is whole, no memory is unaccounted."""
     pool = engine.store.pool
     with engine.store.lock:
         assert all(session.task is None for session in engine.store.table)
@@ -255,10 +256,7 @@ def check_engine(engine: KVEngine) -> None:
             if state.row is not None:
                 held += pool.row_bytes(state.row.capacity)
                 assert state.row.rotated is None
-                state.row.check_integrity(state.table)
-                resident = kept(state.row)
-                assert all(layer[-1] == state.written - 1 for layer in resident)
-                assert state.evicted + state.resident == state.written
+            check_integrity(state)
         assert held + free_bytes(pool) == pool.bytes_allocated
 
 

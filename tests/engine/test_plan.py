@@ -59,8 +59,12 @@ def sessions(draw: Any) -> tuple[list[Span], dict[int, tuple[int, ...]], list[An
     )
     plan = {reader: tuple(s for s in read if s < reader) for reader, read in plan.items()}
     indices = st.lists(st.integers(0, len(spans) - 1), max_size=3).map(tuple)
-    readers = st.lists(st.integers(1, 14), max_size=3).map(tuple)
-    segments = draw(st.lists(st.tuples(indices, readers), max_size=3))
+    segments = []
+    for _ in range(draw(st.integers(0, 3))):
+        chosen = draw(indices)
+        least = max([1, *(spans[index].step for index in chosen)])
+        readers = st.lists(st.integers(least, least + 9), max_size=3).map(tuple)
+        segments.append((chosen, draw(readers)))
     return spans, plan, segments
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from engine.errors import CapacityExceeded
-from engine.ledger import Ledger
 from engine.pool import KVPool
 from engine.row import KVShape, Row
 from tests.engine.support import free_bytes
@@ -73,13 +72,3 @@ def test_a_freed_row_is_used_again_and_other_sizes_make_room() -> None:
     with pytest.raises(CapacityExceeded, match=f"{20 * ROW_SLOT} of {20 * ROW_SLOT} bytes"):
         pool.acquire(1)
     assert pool.bytes_allocated == 20 * ROW_SLOT
-
-
-def test_a_ledger_keeps_the_newest_events_and_their_numbers() -> None:
-    ledger = Ledger(limit=3)
-    for step in range(1, 6):
-        ledger.add("turn", step, {"n": step})
-    ledger.extend([("eviction", 6, {})])
-    assert [(event.seq, event.step) for event in ledger.since(0)] == [(4, 4), (5, 5), (6, 6)]
-    assert [event.kind for event in ledger.since(5)] == ["eviction"]
-    assert ledger.since(6) == []

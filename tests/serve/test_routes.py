@@ -287,6 +287,12 @@ def test_sessions(http: TestClient) -> None:
     ask(http, session_id="s")
     assert http.get("/v1/sessions").json()["data"] == [{"session_id": "s", "turns": 1}]
     assert http.get("/v1/sessions/s").json() == {"session_id": "s", "turns": 1}
+    assert http.get("/v1/sessions/s?check=0").json() == {"session_id": "s", "turns": 1}
+    broken = http.get("/v1/sessions/s?check=1")
+    assert broken.status_code == 200
+    assert broken.json()["integrity"] == {"ok": False, "problems": ["x"]}
+    for bad in ("", "2", "true", "-1"):
+        assert error_of(http.get(f"/v1/sessions/s?check={bad}"), 400)["param"] == "check"
     assert error_of(http.get("/v1/sessions/other"), 404)["code"] == "session_not_found"
     assert error_of(http.get("/v1/sessions/a%20b"), 400)["param"] == "session_id"
 
@@ -302,6 +308,10 @@ def test_events(http: TestClient) -> None:
     assert http.get("/v1/sessions/s/events?since=2").json()["next"] == 2
     for bad in ("-1", "x", "1.5", ""):
         assert error_of(http.get(f"/v1/sessions/s/events?since={bad}"), 400)["param"] == "since"
+    first = http.get("/v1/sessions/s/events?limit=1").json()
+    assert ([event["seq"] for event in first["data"]], first["next"]) == ([1], 1)
+    for bad in ("0", "-1", "x", ""):
+        assert error_of(http.get(f"/v1/sessions/s/events?limit={bad}"), 400)["param"] == "limit"
 
 
 def test_score(http: TestClient) -> None:

@@ -139,6 +139,24 @@ def test_looking_at_sessions(client: OpenAI, raw: httpx.Client) -> None:
     assert later["data"] == []
 
 
+def test_pages_of_the_ledger_are_all_of_it(client: OpenAI, raw: httpx.Client) -> None:
+    """And a step's residency comes with each turn, a broken state would be told."""
+    session = fresh()
+    pace = {**session, "mode": "append"}
+    for step in range(4):
+        chat(client, [user(f"filler {step} " * 40)], pace=pace)
+    path = f"/v1/sessions/{name(session)}"
+    whole = raw.get(f"{path}/events").json()["data"]
+    seen: list[Any] = []
+    while page := raw.get(f"{path}/events?limit=3&since={len(seen)}").json()["data"]:
+        assert len(page) <= 3
+        seen += page
+    assert seen == whole and {"eviction", "residency"} <= {event["kind"] for event in seen}
+    steps = [event["step"] for event in seen if event["kind"] == "residency"]
+    assert sorted(set(steps)) == [1, 2, 3, 4]
+    assert raw.get(path, params={"check": 1}).json()["integrity"] == {"ok": True, "problems": []}
+
+
 def test_deleting(client: OpenAI, raw: httpx.Client) -> None:
     session = name(fresh())
     chat(client, pace={"session_id": session})

@@ -220,12 +220,15 @@ class FakeEngine:
                 if namespace in (None, owner)
             ]
 
-    def session(self, namespace: str, session_id: str) -> dict[str, Any]:
-        return {"session_id": session_id, "turns": self._get(namespace, session_id).turns}
+    def session(self, namespace: str, session_id: str, check: bool = False) -> dict[str, Any]:
+        found = {"session_id": session_id, "turns": self._get(namespace, session_id).turns}
+        return {**found, "integrity": {"ok": False, "problems": ["x"]}} if check else found
 
-    def events(self, namespace: str, session_id: str, since: int = 0) -> list[LedgerEvent]:
+    def events(
+        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+    ) -> list[LedgerEvent]:
         found = self._get(namespace, session_id).events
-        return [event for event in found if event.seq > since]
+        return [event for event in found if event.seq > since][:limit]
 
     def blueprint(
         self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None = None
