@@ -7,6 +7,7 @@ file, the key, the value and the rule.
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -26,10 +27,20 @@ def _known_retention(name: str) -> str:
     return name
 
 
+def _known_device(name: str) -> str:
+    if not _DEVICE.fullmatch(name):
+        raise ValueError("must be auto, cpu, cuda or cuda:N")
+    return name
+
+
 Retention = Annotated[str, AfterValidator(_known_retention)]
+Device = Annotated[str, AfterValidator(_known_device)]
 Foresight = Literal["strict", "additive"]
 Renumber = Literal["limit", "eviction"]
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+# pydantic's words for what people get wrong most, in the words of a configuration file
+_RULES = {"extra_forbidden": "unknown key", "model_type": "must be a mapping of keys to values"}
 # A device file would be read for ever.
 _MOST_BYTES = 1 << 20
 
@@ -188,7 +199,7 @@ class EngineConfig(Frozen):
     model: str = "smollm2-135m"
     served_name: str | None = None
     chat_template: str | None = None
-    device: str = "auto"
+    device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     threads: int | None = Field(default=None, gt=0)
     profile: ModelProfile | None = None
@@ -234,7 +245,7 @@ def config_error(error: ValidationError, where: str | Path) -> ConfigError:
     lines = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
+        message = _RULES.get(item["type"], item["msg"].removeprefix("Value error, "))
         value = "" if isinstance(item["input"], dict) else f" (value: {item['input']!r})"
         lines.append(f"{where}: {key + ': ' if key else ''}{message}{value}")
     first = ".".join(str(part) for part in error.errors()[0]["loc"])

@@ -168,7 +168,7 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NAMED_SCHEMAS and isinstance(value, dict):  # whose keys are no keywords
             moved[key] = {name: _moved(item, place) for name, item in value.items()}

@@ -108,9 +108,11 @@ class ModelRunner:
         Raises:
             ModelError: unreadable, unsupported, or the logits differ from the stock model's.
         """
-        place = torch.device(
-            device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        )
+        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            place = torch.device(name)
+        except RuntimeError:
+            raise ModelError(f"device {device}: must be auto, cpu, cuda or cuda:N") from None
         if place.type == "cuda" and not torch.cuda.is_available():
             raise ModelError(f"device {device}: this torch sees no CUDA device; use --device cpu")
         try:

@@ -7,9 +7,9 @@ import signal
 import socket
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
@@ -140,6 +140,8 @@ def run(config: ServeConfig) -> int:
                 time.sleep(_WATCH_S)
             raise StartFailed("Ray's processes died; the server is stopped")
         except StopRequested as stop:
+            if ready:
+                _say_stopping(config.graceful_shutdown_s, err)
             return 0 if ready else 128 + stop.signum
         except SystemExit:
             # While Ray starts, its own handler of SIGTERM may be the one that is called.
@@ -151,6 +153,14 @@ def run(config: ServeConfig) -> int:
             if not ready:
                 errs.drop()
             cluster.stop()
+
+
+def _say_stopping(seconds: float, file: TextIO) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        click.echo(
+            f"Stopping: running turns have {seconds:g} s. Ctrl-C again stops at once.", file=file
+        )
+        file.flush()
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_sizes_come_from_the_profile_unless_the_preset_has_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("budgett: 3", r"mine\.yaml: budgett: Extra inputs are not permitted"),
+        ("budgett: 3", r"mine\.yaml: budgett: unknown key \(value: 3\)"),
         ("budget: many", r"mine\.yaml: budget: .*valid integer.* \(value: 'many'\)"),
         ("budget: 0", r"mine\.yaml: budget: .*greater than 0 \(value: 0\)"),
         ("budget: -5", r"mine\.yaml: budget: .*greater than 0 \(value: -5\)"),

@@ -270,6 +270,11 @@ def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path) -> None:
         ModelRunner.load(tmp_path, "cpu")
 
 
+def test_a_device_that_is_none_is_refused(protocol_model: Path) -> None:
+    with pytest.raises(ModelError, match="device tpu: must be auto, cpu, cuda or cuda:N"):
+        ModelRunner.load(protocol_model, "tpu")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_on_a_machine_without_it_is_refused(protocol_model: Path) -> None:
     with pytest.raises(ModelError, match="sees no CUDA device; use --device cpu"):

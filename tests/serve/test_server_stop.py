@@ -82,6 +82,7 @@ def test_ctrl_c_lets_turns_end_and_a_second_one_does_not(start: Start) -> None:
         *_, last = short
         assert last.choices[0].finish_reason == "length"
         assert server.process.poll() is None, "the first Ctrl-C waits for the running turn"
+        assert "Stopping: running turns have 15 s." in server.stderr
         begun = time.monotonic()
         server.interrupt()
         assert server.wait(10) == 128 + signal.SIGINT
