@@ -19,9 +19,11 @@ from engine.types import (
     PlanUpdate,
     ScoreRequest,
     ScoreResult,
+    TurnDone,
     TurnRequest,
 )
 from serve.calls import Admitted, EngineInfo, Events
+from serve.held_sessions import HeldSessions
 from serve.uploads import PIECE_BYTES, Uploaded, pack, pieces
 from serve.wire.errors import EngineUnavailable
 
@@ -76,6 +78,7 @@ class HandleClient:
         self._stream = handle.options(stream=True, _by_reference=False)
         self._info: EngineInfo | None = None
         self._discards: set[asyncio.Future[None]] = set()
+        self._held = HeldSessions()
 
     async def info(self) -> EngineInfo:
         """Model name and limits; asked once."""
@@ -86,7 +89,8 @@ class HandleClient:
     async def match(
         self, namespace: str, session_id: str | None, digests: Sequence[bytes], append: bool
     ) -> Match:
-        """``Engine.match``."""
+        """``Engine.match``. Raises SessionNotFound too when a session was lost with its engine and
+        would be begun again by what is appended."""
         sent = await self._parcel(b"".join(digests))
         try:
             outcome = await self._remote(self._unary.match, namespace, session_id, sent, append)
@@ -94,6 +98,8 @@ class HandleClient:
             self._discard(sent)
             raise
         match: Match = outcome.unwrap()
+        if append and session_id is not None and match.base == "new":
+            self._held.check_begins(namespace, session_id)
         return match
 
     async def turn(self, request: TurnRequest) -> AsyncIterator[Admitted | Events]:
@@ -104,6 +110,8 @@ class HandleClient:
         try:
             async for item in response:
                 arrived = True
+                if not isinstance(item, Admitted) and isinstance(item[-1], TurnDone):
+                    self._held.add(request.namespace, request.session_id)
                 yield item
         except (RayError, RayServeException) as error:
             raise _unavailable(error) from error
@@ -143,6 +151,7 @@ class HandleClient:
 
     async def delete(self, namespace: str, session_id: str) -> None:
         """``Engine.delete``."""
+        self._held.forget(namespace, session_id)  # also when it was lost
         await self._call("delete", namespace, session_id)
 
     async def stats(self) -> dict[str, float]:
