@@ -41,14 +41,15 @@ def connect(server: Server) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
-def temporary_folders() -> set[Path]:
-    return set(Path("/tmp").glob("pace-[0-9]*"))
+def temporary_folders(server: Server) -> set[Path]:
+    """Folders of this server; others may run on the same machine."""
+    return set(Path("/tmp").glob(f"pace-{server.process.pid}-*"))
 
 
 def test_a_dead_engine_then_sigterm(start: Start) -> None:
-    before = temporary_folders()
     server = start(graceful_shutdown_s=1)
     server.wait_ready()
+    assert len(temporary_folders(server)) == 1
     assert server.stdout.splitlines() == [f"PACE is ready at {server.url} (model protocol)"]
     with connect(server) as client:
         stream = endless(client, fresh())
@@ -67,7 +68,7 @@ def test_a_dead_engine_then_sigterm(start: Start) -> None:
     assert server.wait(30) == 0
     assert time.monotonic() - begun < 30
     server.assert_gone()
-    assert temporary_folders() <= before
+    assert not temporary_folders(server)
 
 
 def test_ctrl_c_lets_turns_end_and_a_second_one_does_not(start: Start) -> None:
