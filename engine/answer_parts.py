@@ -31,9 +31,6 @@ class Part:
     reasoning: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls)
-
 
 class AnswerParts:
     """Takes the text of an answer piece by piece.

@@ -63,6 +63,13 @@ def by_score(score: Tensor) -> Tensor:
     return rank.scatter_(1, order, positions).flip(1)
 
 
+def highest(policy: CachePolicy, candidates: Candidates, score: Tensor) -> Tensor:
+    """Indices ``[L, budget]`` of what is forced and then of the highest ``score`` ``[L, N]``."""
+    rank = by_score(score)
+    rank[forced(policy, candidates)] = -1
+    return lowest(rank, policy.budget)
+
+
 def lowest(priority: Tensor, count: int) -> Tensor:
     """Indices of the ``count`` lowest priorities per layer, rising.
 

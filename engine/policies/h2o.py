@@ -6,11 +6,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.config import CachePolicy
-from engine.retention import Candidates, by_score, forced, lowest
+from engine.retention import Candidates, highest
 
 
 def keep(policy: CachePolicy, candidates: Candidates) -> Tensor:
     """Sinks, recent window, then the highest cumulative attention."""
-    priority = by_score(candidates.score)
-    priority[forced(policy, candidates)] = -1
-    return lowest(priority, policy.budget)
+    return highest(policy, candidates, candidates.score)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.config import CachePolicy
-from engine.retention import NO_USE, Candidates, by_score, forced, lowest
+from engine.retention import NO_USE, Candidates, by_score, forced, highest, lowest
 
 SIGMA, LAMBDA = 1e5, 0.35
 """Scale and decay of the paper's foresight bonus."""
@@ -44,6 +44,4 @@ def _additive(policy: CachePolicy, candidates: Candidates) -> Tensor:
     bonus = SIGMA * (0.5 + 0.5 * torch.exp(-LAMBDA * ahead))
     wanted = candidates.next_use < NO_USE
     score = candidates.score.double() + torch.where(wanted, bonus, torch.zeros_like(bonus))
-    priority = by_score(score)
-    priority[forced(policy, candidates)] = -1
-    return lowest(priority, policy.budget)
+    return highest(policy, candidates, score)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from engine.config import CachePolicy
-from engine.retention import Candidates, by_score, forced, lowest
+from engine.retention import Candidates, highest
 
 OBSERVED_QUERIES = 32
 NEIGHBOURS = 7
@@ -17,6 +17,4 @@ def keep(policy: CachePolicy, candidates: Candidates) -> Tensor:
     """Sinks, recent window, then the attention of the last prompt tokens, each token with the
     highest of its 7 neighbours in the cache, itself among them."""
     pooled = max_pool1d(candidates.score, NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)
-    priority = by_score(pooled)
-    priority[forced(policy, candidates)] = -1
-    return lowest(priority, policy.budget)
+    return highest(policy, candidates, pooled)

@@ -11,6 +11,8 @@ import torch
 from engine.config import PolicyConfig
 from engine.engine import KVEngine
 from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+from tests.engine.counting import CountingRunner, counting_scheduler
 from tests.engine.support import build_engine, check_engine, runner_for, tiny_llama
 from tests.engine.tool_support import END, Script
 from tests.support.protocol_model import byte_tokenizer
@@ -54,3 +56,17 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
         [*tokenizer(text, add_special_tokens=False)["input_ids"], END]
     )
     assert not planned, "the engine drew fewer tokens than the test planned"
+
+
+@pytest.fixture
+def runner() -> CountingRunner:
+    """What ``scheduler`` runs on; a module with a runner of its own overrides it."""
+    return CountingRunner()
+
+
+@pytest.fixture
+def scheduler(runner: CountingRunner) -> Iterator[Scheduler]:
+    """A step thread on a runner that only counts."""
+    made = counting_scheduler(runner)
+    yield made
+    made.close()

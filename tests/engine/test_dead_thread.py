@@ -23,7 +23,7 @@ from engine.types import (
     TurnFailed,
 )
 from tests.engine.conftest import MakeEngine
-from tests.engine.counting import STAGING, CountingRunner, Job, counting_scheduler, finish, start
+from tests.engine.counting import STAGING, CountingRunner, Job, finish, start
 from tests.engine.support import Recorder, free_bytes, policy_config, request, state_of
 from tests.reference.retention import Rules
 
@@ -40,18 +40,6 @@ def recorder(tiny: ModelRunner) -> Iterator[Recorder]:
     recording = Recorder(tiny)
     yield recording
     recording.stop()
-
-
-@pytest.fixture
-def runner() -> CountingRunner:
-    return CountingRunner()
-
-
-@pytest.fixture
-def scheduler(runner: CountingRunner) -> Iterator[Scheduler]:
-    made = counting_scheduler(runner)
-    yield made
-    made.close()
 
 
 def breaks_the_rules() -> Flow[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
@@ -17,21 +16,9 @@ from engine.runner import ModelRunner, Work
 from engine.scheduler import Scheduler, Task
 from engine.types import Sampling, TextDelta, TurnEvent, TurnFailed
 from tests.engine.conftest import MakeEngine
-from tests.engine.counting import STAGING, CountingRunner, Job, counting_scheduler, finish, start
+from tests.engine.counting import STAGING, CountingRunner, Job, finish, start
 from tests.engine.support import policy_config, request, state_of
 from tests.reference.retention import Rules
-
-
-@pytest.fixture
-def runner() -> CountingRunner:
-    return CountingRunner()
-
-
-@pytest.fixture
-def scheduler(runner: CountingRunner) -> Iterator[Scheduler]:
-    made = counting_scheduler(runner)
-    yield made
-    made.close()
 
 
 def test_chunks_are_packed_within_staging_and_never_resized(

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import jsonschema
 import pytest
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import BaseModel, ConfigDict
 
-from tests.support.clients import KEY
+from tests.support.clients import KEY, chat_openai
 from tests.support.local_server import LocalServer, local_server
 from tests.support.tool_clients import (
     TOOLS,
@@ -68,10 +68,7 @@ class Weather(BaseModel):
 
 
 def test_langchain_structured_output(server: LocalServer) -> None:
-    from langchain_openai import ChatOpenAI
-
-    url, key = server.base_url, SecretStr(KEY)
-    llm: Any = ChatOpenAI(base_url=url, api_key=key, model=MODEL, temperature=0, max_tokens=LIMIT)  # type: ignore[call-arg]
+    llm = chat_openai(server.base_url, MODEL, LIMIT)
     asked = llm.with_structured_output(Weather, method="function_calling")
     server.exchanges.take()
     assert isinstance(asked.invoke("Oslo?"), Weather)

@@ -56,20 +56,26 @@ class OpenAIChat:
         return str(answer.choices[0].message.content)
 
 
+def chat_openai(url: str, model: str, limit: int) -> Any:
+    """LangChain's greedy model."""
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(
+        base_url=url,
+        api_key=KEY,  # type: ignore[arg-type]
+        model=model,
+        max_tokens=limit,  # type: ignore[call-arg]
+        temperature=0,
+    )
+
+
 class LangChainChat:
     """LangChain's ChatOpenAI."""
 
     def __init__(self, url: str, model: str, limit: int, stream: bool) -> None:
         from langchain_core.messages import SystemMessage
-        from langchain_openai import ChatOpenAI
 
-        self._llm: Any = ChatOpenAI(
-            base_url=url,
-            api_key=KEY,  # type: ignore[arg-type]
-            model=model,
-            max_tokens=limit,  # type: ignore[call-arg]
-            temperature=0,
-        )
+        self._llm = chat_openai(url, model, limit)
         self._stream = stream
         self._messages: list[Any] = [SystemMessage(SYSTEM)]
 

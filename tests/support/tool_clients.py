@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tests.support.clients import KEY
+from tests.support.clients import KEY, chat_openai
 
 FORECAST: dict[str, Any] = {
     "type": "function",
@@ -137,15 +137,7 @@ class LangChainTools:
     """LangChain's ChatOpenAI with tools bound to it."""
 
     def __init__(self, url: str, model: str, limit: int, stream: bool) -> None:
-        from langchain_openai import ChatOpenAI
-
-        self._llm: Any = ChatOpenAI(
-            base_url=url,
-            api_key=KEY,  # type: ignore[arg-type]
-            model=model,
-            max_tokens=limit,  # type: ignore[call-arg]
-            temperature=0,
-        )
+        self._llm = chat_openai(url, model, limit)
         self._stream = stream
         self._messages: list[Any] = []
 
