@@ -37,6 +37,7 @@ ENGINE_ENV = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "2147483648",
     "MALLOC_TOP_PAD_": "67108864",
+    "MALLOC_ARENA_MAX": "1",
     # waiting threads sleep: beside other busy processes, spinning costs several times the work
     "OMP_WAIT_POLICY": "PASSIVE",
     "OPENBLAS_THREAD_TIMEOUT": "4",

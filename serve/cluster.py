@@ -22,6 +22,7 @@ from engine.errors import PaceError
 from engine.home import lock, pace_home, write_atomic
 from serve.config import MIB, ServeConfig
 from serve.keys import KEYS_FILE_VARIABLE, keys_file
+from serve.memory import ALLOCATOR_ENV
 from serve.processes import OwnProcesses, pid_exists
 from serve.start_errors import find_start_error
 
@@ -37,38 +38,45 @@ class StartFailed(PaceError):
     code = "start_failed"
 
 
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Makes Ray bind to the loopback address, on Linux as it does elsewhere.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Ray's own metrics would listen on all interfaces; ours are at /metrics.
+    "RAY_enable_metrics_collection": "0",
+    # Workers made in advance are never used: every deployment has its own environment.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    # Requests go in pieces, but a long session's ledger comes as one message, which the
+    # default, 4 MB, may not hold.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * MIB),
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.proxy_guard:middlewares",
+    # Ray's workers would yield to every other process; the engine is what the server is for.
+    "RAY_worker_niceness": "0",
+    # Ten looks around a second cost a twentieth of a core.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Each worker prints its own line per turn; none may be folded into another's.
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    **ALLOCATOR_ENV,
+}
+"""Environment variables of Ray that do not depend on the machine or the user."""
+
+
 def ray_environment() -> dict[str, str]:
     """Environment variables Ray and its workers must see, set before Ray is imported."""
     keys = keys_file()
     return {
+        **RAY_SETTINGS,
         # Absolute: workers run in another folder.
         "PACE_HOME": str(pace_home()),
         KEYS_FILE_VARIABLE: "" if keys is None else str(keys),
-        "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
         # Whoever reaches Ray's ports can run code: only who can read the token may.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(auth_token_path()),
-        # Makes Ray bind to the loopback address, on Linux as it does elsewhere.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # Ray's own metrics would listen on all interfaces; ours are at /metrics.
-        "RAY_enable_metrics_collection": "0",
-        # Workers made in advance are never used: every deployment has its own environment.
-        "RAY_prestart_worker_first_driver": "0",
-        "RAY_enable_worker_prestart": "0",
-        # Requests go in pieces, but a long session's ledger comes as one message, which the
-        # default, 4 MB, may not hold.
-        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * MIB),
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.proxy_guard:middlewares",
-        # Ray's workers would yield to every other process; the engine is what the server is for.
-        "RAY_worker_niceness": "0",
-        # Ten looks around a second cost a twentieth of a core.
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-        # Each worker prints its own line per turn; none may be folded into another's.
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_COLOR_PREFIX": "0",
     }
 
 

@@ -17,6 +17,7 @@ from engine.types import TurnDone, TurnEvent, TurnFailed, TurnRequest
 from serve import logs
 from serve.calls import Admitted, EngineInfo, EventBridge, Events, Inbox, Outcome
 from serve.config import ServeConfig
+from serve.memory import MemoryReturn
 from serve.start_errors import mark_start_error
 from serve.uploads import ABANDONED_S, PIECE_BYTES, Uploaded, Uploads, unpack
 from serve.wire.errors import as_pace_error
@@ -62,6 +63,7 @@ class EngineReplica:
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="score")
         self._bridge: EventBridge | None = None
         self._uploads = Uploads(_UPLOADS * (config.limits.body_bytes + PIECE_BYTES))
+        self._memory = MemoryReturn()
 
     async def info(self) -> EngineInfo:
         """Model name and limits."""
@@ -89,6 +91,7 @@ class EngineReplica:
             whole = await self._whole(digests)
         except PaceError as error:
             return Outcome(error=error)
+        self._memory.after(_size(digests))
         split = [whole[at : at + DIGEST_BYTES] for at in range(0, len(whole), DIGEST_BYTES)]
         find = partial(self._engine.match, namespace, session_id, split, append=append)
         return await self._outcome(self._quick, "match", find)
@@ -98,13 +101,18 @@ class EngineReplica:
         One ``Uploaded`` stands for all arguments."""
         if method not in QUICK_METHODS | BLOCKING_METHODS:
             raise ValueError(f"{method} is not a method the ingress may call")
-        if len(args) == 1 and isinstance(args[0], Uploaded):
+        size = _size(args[0]) if len(args) == 1 else 0
+        if size:
             try:
                 args = await self._whole(args[0])
             except PaceError as error:
                 return Outcome(error=error)
         pool = self._blocking if method in BLOCKING_METHODS else self._quick
-        return await self._outcome(pool, method, partial(getattr(self._engine, method), *args))
+        function = partial(getattr(self._engine, method), *args)
+        try:
+            return await self._outcome(pool, method, function)
+        finally:
+            self._memory.after(self._memory.largest if method == "delete" else size)
 
     async def turn(self, request: TurnRequest | Uploaded) -> AsyncIterator[Admitted | Events]:
         """Run a turn: first ``Admitted``, then batches of events, the last one holding
@@ -128,6 +136,7 @@ class EngineReplica:
         finally:
             if not finished:
                 handle.cancel()
+            self._memory.after(_size(request))
 
     async def check_health(self) -> None:
         """Called by Serve: raising three times in a row gets the replica replaced."""
@@ -187,6 +196,11 @@ class EngineReplica:
         elif self._log.isEnabledFor(logging.DEBUG):
             self._log.debug("%s refused: %s", method, error.code)
         return as_pace_error(error)
+
+
+def _size(sent: object) -> int:
+    """Bytes of a request that came in pieces; the others are small."""
+    return sent.size if isinstance(sent, Uploaded) else 0
 
 
 def _cancel_admitted(future: asyncio.Future[TurnHandle]) -> None:

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import PaceError
+from serve.memory import MemoryMiddleware
 from serve.responses import error_response
 from serve.wire.errors import HeadersTooLarge, RouteNotFound
 
@@ -26,7 +27,7 @@ Headers = list[tuple[bytes, bytes]]
 
 def middlewares() -> list[Middleware]:
     """What Ray asks for."""
-    return [Middleware(ProxyGuard)]
+    return [Middleware(MemoryMiddleware), Middleware(ProxyGuard)]
 
 
 class ProxyGuard:

@@ -26,6 +26,7 @@ from serve.calls import EngineInfo
 from serve.config import LimitsConfig
 from serve.engine_client import EngineClient
 from serve.keys import ApiKeys
+from serve.memory import MemoryMiddleware
 from serve.metrics import METRICS_CONTENT_TYPE, render_metrics
 from serve.openapi import openapi_document
 from serve.release import release
@@ -168,6 +169,7 @@ def create_app(
         app.add_route(path, routes.guarded(endpoint), methods=[method])
     app.add_exception_handler(HTTPException, http_error)
     app.add_middleware(KeyGate, keys=keys)
+    app.add_middleware(MemoryMiddleware)
     return app
 
 

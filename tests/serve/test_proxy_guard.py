@@ -87,4 +87,4 @@ def test_other_connections_pass() -> None:
 def test_ray_is_told() -> None:
     place = ray_environment()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert place == f"{middlewares.__module__}:{middlewares.__name__}"
-    assert [middleware.cls for middleware in middlewares()] == [ProxyGuard]
+    assert ProxyGuard in [middleware.cls for middleware in middlewares()]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve.cluster import make_temp_folder
+from serve.cluster import RAY_SETTINGS, make_temp_folder
 from tests.support.server import free_port
 
 
@@ -57,10 +57,8 @@ def ray_cluster(num_cpus: int) -> Iterator[RayCluster]:
     from serve.app import QUIET
 
     patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # the loopback address only
-    patch.setenv("RAY_enable_metrics_collection", "0")
-    patch.setenv("RAY_enable_worker_prestart", "0")
-    patch.setenv("RAY_prestart_worker_first_driver", "0")
+    for name, value in RAY_SETTINGS.items():
+        patch.setenv(name, value)
     patch.delenv("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", raising=False)
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
