@@ -1,0 +1,1 @@
+"""The coding task behind ``bench.tasks.coding``: sampling, reference answers, checks, recall."""

@@ -1,0 +1,269 @@
+"""Hostile answers lose and harm nothing; values keep their types; broken output is no crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import sandbox
+from bench.coding.checks import failed_checks
+from bench.coding.spec import amounts, fee, sample_spec
+from bench.sandbox import Call, Limits, Measured, SandboxError, measure
+
+SPEC = sample_spec(11)
+FEES = [kind for kind, _ in amounts(SPEC)]
+INSTRUMENT = "def run(answer, *arguments):\n    return answer['f'](*arguments)\n"
+
+
+def returned(code: str, *arguments: object, limits: Limits | None = None) -> Measured:
+    (found,) = measure([code], INSTRUMENT, [Call("run", arguments)], limits)
+    return found
+
+
+def raised(code: str) -> str | None:
+    """The error of ``code``, which stands in a function's body."""
+    body = "\n".join(f"    {line}" for line in code.splitlines())
+    return returned(f"import os, sys\ndef f():\n{body}").error
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """A file that everybody may write and remove, with a secret beside it."""
+    folder = Path("/tmp") / f"pace-victim-{os.getpid()}"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    path = folder / "file"
+    path.write_text("whole")
+    path.chmod(0o666)
+    secret = folder / "secret"
+    secret.write_text("hidden")
+    secret.chmod(0o600)
+    yield path
+    assert sorted(file.name for file in folder.iterdir()) == ["file", "secret"]
+    assert path.read_text() == "whole"
+    for file in (path, secret):
+        file.unlink()
+    folder.rmdir()
+
+
+HOSTILE = {
+    "endless loop": "while True:\n    pass",
+    "endless sleep": "import time\ntime.sleep(1000)",
+    "endless recovery": (
+        "while 1:\n    try:\n        input()\n    except BaseException:\n        pass"
+    ),
+    "memory": "held = []\nwhile True:\n    held.append('x' * 10_000_000)",
+    "a number without end": "x = 9 ** 9 ** 9",
+    "forks": "import os\nwhile True:\n    os.fork()",
+    "threads": "import threading\nwhile True:\n    threading.Thread(target=print).start()",
+    "programs": "import subprocess\nsubprocess.Popen(['sleep', '98765'], start_new_session=True)",
+    "shell": "import os\nassert os.system('sleep 98765 &') == 0",
+    "daemon": "import os\nos.setsid()\nif os.fork():\n    os._exit(0)",
+    "exit": "import sys\nsys.exit(0)",
+    "hard exit": "import os\nos._exit(0)",
+    "crash": "import ctypes\nctypes.string_at(0)",
+    "kill the parent": "import os\nos.kill(os.getppid(), 9)",
+    "kill everything": "import os\nos.kill(-1, 9)",
+    "kill by signal of a file": (
+        "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETOWN, os.getppid())"
+    ),
+    "network": "import socket\nsocket.socket()",
+    "huge output": "import sys\nwhile True:\n    sys.stdout.write('x' * 1_000_000)",
+    "huge result": (
+        "import os\nwhile True:\n    for fd in range(3, 12):\n        try:\n"
+        "            os.write(fd, b'x' * 60_000)\n        except OSError:\n            pass"
+    ),
+    "forged results": (
+        "import os\nfor fd in range(20):\n    try:\n"
+        "        os.write(fd, b''.join(b'{\"call\": %d, \"value\": 5}\\n' % i for i in range(7)))\n"
+        "    except OSError:\n        pass\nos._exit(0)"
+    ),
+    "nested results": (
+        "import os\nfor fd in range(3, 20):\n    try:\n"
+        "        os.write(fd, b'[' * 50_000 + b'\\n')\n"
+        "        os.write(fd, b'{\"call\": 99, \"value\": 5}\\n{\"call\": \"x\"}\\n')\n"
+        "        os.write(fd, b'\\xff\\n[1]\\n')\n"
+        "    except OSError:\n        pass\nos._exit(0)"
+    ),
+    "pretend equality": (
+        "class Same(int):\n    __eq__ = lambda self, other: True\n"
+        "    __hash__ = int.__hash__\n    __repr__ = lambda self: 'any'\n"
+        "def fee_for(entry):\n    return Same(-1)"
+    ),
+    "replaced tools": (
+        "import builtins, json\njson.dumps = lambda *a: 'forged'\nbuiltins.isinstance = None\n"
+        "def fee_for(entry):\n    return -1"
+    ),
+    "search for the checks": (
+        "import gc, sys\nfound = []\nframe = sys._getframe()\nwhile frame:\n"
+        "    found += [v for v in frame.f_locals.values()]\n    frame = frame.f_back\n"
+        "jobs = [v for v in found if isinstance(v, dict) and 'calls' in v]\n"
+        "def fee_for(entry):\n    (job,) = jobs\n"
+        "    return [c for c in job['calls'] if isinstance(c, dict) or len(c) > 2][0]['expected']"
+    ),
+    "read the checks": (
+        "import importlib, sys\nsys.path += ['.', '..', '/proc/1/cwd']\n"
+        "import bench.coding.spec\ndef fee_for(entry):\n    return 0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_loses_every_check(name: str) -> None:
+    answer = f"```python\n{HOSTILE[name]}\n```"
+    began = time.monotonic()
+    total, failed = failed_checks(SPEC, "p1", answer, Limits(wall=0.5))
+    assert (total, failed) == (7, FEES)
+    assert time.monotonic() - began < 8
+    if "sleep" in HOSTILE[name]:
+        running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+        assert ["sleep", "98765"] not in running
+
+
+def test_what_was_measured_before_the_time_is_over_counts() -> None:
+    right = fee(SPEC, amounts(SPEC)[0].value)
+    answer = (
+        f"def fee_for(entry):\n    while entry.{SPEC.f_amt} != {amounts(SPEC)[0].value}:\n"
+        f"        pass\n    return {right}"
+    )
+    assert failed_checks(SPEC, "p1", answer, Limits(wall=0.5)) == (7, FEES[1:])
+
+
+def test_files_are_neither_written_nor_removed_nor_changed(victim: Path) -> None:
+    path, folder = str(victim), str(victim.parent)
+    for attempt in (
+        f"open({path!r}, 'w')",
+        f"open({path!r}, 'r+')",
+        f"open({path!r}, 'a')",
+        f"open({folder!r} + '/new', 'x')",
+        f"os.remove({path!r})",
+        f"os.rename({path!r}, {path!r} + '2')",
+        f"os.truncate({path!r}, 0)",
+        f"os.chmod({path!r}, 0)",
+        f"os.mkdir({folder!r} + '/new')",
+        f"os.symlink('/', {folder!r} + '/new')",
+        f"os.utime({path!r})",
+        f"os.open({folder!r}, os.O_TMPFILE | os.O_RDWR)",
+        "open('here', 'w')",
+        "os.memfd_create('m')",
+        "import tempfile\ntempfile.TemporaryFile()",
+    ):
+        assert raised(attempt) in ("PermissionError", "FileNotFoundError"), attempt
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_root_becomes_nobody_who_cannot_read_what_is_ours(victim: Path) -> None:
+    assert raised(f"open({str(victim.with_name('secret'))!r})") == "PermissionError"
+    for private in ("environ", "mem", "cwd/x", "fd/0"):
+        assert raised(f"open('/proc/{os.getpid()}/{private}', 'rb')") == "PermissionError"
+    assert raised("os.setuid(0)") == "PermissionError"
+    assert returned("import os\ndef f():\n    return [*os.getresuid()]").error == "PermissionError"
+    assert returned("import os\ndef f():\n    return os.getuid()").value == 65534
+
+
+def test_the_environment_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACE_SECRET", "hidden")
+    found = returned("import os\ndef f():\n    return [*os.environ]").value
+    assert "PATH" in found and "PACE_SECRET" not in found
+
+
+def test_limits_cannot_be_raised_and_processes_cannot_start() -> None:
+    lift = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (9, 9))"
+    assert raised(lift) in ("PermissionError", "ValueError")
+    assert raised("os.fork()") in ("PermissionError", "BlockingIOError")
+    assert raised("os.kill(os.getpid(), 0)") == "PermissionError"
+    assert raised("os.posix_spawn('/bin/true', ['true'], {})") in (
+        "PermissionError",
+        "BlockingIOError",
+    )
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, 10**300, 2.5, True, None, "é\n", [1, [True, "x"]], "\ud800"]
+)
+def test_plain_values_come_back_as_they_are(value: object) -> None:
+    found = returned(f"def f(): return {value!r}")
+    assert (found.value, type(found.value), found.error) == (value, type(value), None)
+
+
+@pytest.mark.parametrize("code", ["{1}", "{}", "b''", "1j", "[object()]", "10**5000", "f", "l"])
+def test_other_values_are_errors(code: str) -> None:
+    assert returned(f"l = []\nl.append(l)\ndef f(): return {code}").error is not None
+
+
+def test_everyday_imports_work() -> None:
+    names = (
+        "collections enum functools itertools math re datetime fractions statistics logging uuid"
+    )
+    names += " random string copy operator abc json csv hashlib bisect heapq contextlib numbers io"
+    found = returned(f"import {', '.join(names.split())}\ndef f(): return math.gcd(12, 18)")
+    assert found == Measured(6)
+
+
+def test_dataclasses_with_postponed_annotations_work() -> None:
+    code = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from typing import ClassVar\n@dataclass\nclass A:\n    k: ClassVar[int] = 3\n    x: int\n"
+        "def f(x): return [A(x).x, A.k]"
+    )
+    assert returned(code, 5) == Measured([5, 3])
+
+
+def test_a_main_part_is_not_run() -> None:
+    assert returned("def f(): return 1\nif __name__ == '__main__':\n    exit()") == Measured(1)
+
+
+def test_nothing_is_run_where_the_kernel_filters_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = tmp_path / "child.py"
+    text = Path(sandbox._CHILD).read_text().replace('"x86_64", "aarch64"', '"z80", "6502"')
+    child.write_text(text)
+    monkeypatch.setattr(sandbox, "_CHILD", child)
+    with pytest.raises(SandboxError, match="no list of system calls"):
+        returned(f"import os\nos.kill({os.getpid()}, {int(signal.SIGTERM)})")
+    child.write_text("raise SystemExit(3)")
+    with pytest.raises(SandboxError, match="did not start"):
+        returned("")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="run as another user anyhow")
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python for everybody")
+def test_the_filter_alone_holds_for_a_user_who_is_not_root(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        child = Path(shutil.copy(sandbox._CHILD, folder))
+        code = "import os\ndef f():\n    os.kill(os.getppid(), 9)\ndef g():\n    open('x', 'w')\n"
+        job = {
+            "sources": [code + "def h():\n    import fractions\n    return os.getuid()"],
+            "instrument": "def run(answer, name):\n    return answer[name]()",
+            "calls": [["run", ["f"]], ["run", ["g"]], ["run", ["h"]]],
+            "memory": 512 << 20,
+            "cpu": 5,
+        }
+        done = subprocess.run(
+            ["/usr/bin/python3", "-sS", str(child)],
+            input=json.dumps(job).encode(),
+            capture_output=True,
+            user=1234,
+            group=1234,
+            extra_groups=[],
+            cwd=folder,
+        )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"safe": True},
+        {"call": 0, "error": "PermissionError"},
+        {"call": 1, "error": "PermissionError"},
+        {"call": 2, "value": 1234},
+    ], (done.stderr, sys.version)
