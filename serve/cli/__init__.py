@@ -16,6 +16,7 @@ from engine.errors import PaceError
 
 # Name → (module, object, one line for `pace --help`, which imports none of them).
 COMMANDS = {
+    "bench": ("bench.cli", "bench", "Compare eviction methods on long sessions."),
     "clean": ("serve.cli.clean", "clean", "Remove what PACE keeps on this machine."),
     "demo": ("serve.cli.demo", "demo", "Play a demo session against a server."),
     "doctor": ("serve.cli.doctor", "doctor", "Check whether this machine is ready."),
