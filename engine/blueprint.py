@@ -56,6 +56,7 @@ def set_plan(session: Session, change: PlanUpdate, policy: str | None) -> dict[s
     session.state = replace(state, plan=changed(state.plan))
     if previous is not None:
         session.previous = replace(previous, plan=changed(previous.plan))
+    session.history.replan(session.state)
     session.last_used = time.time()
     return {
         "session_id": session.session_id,

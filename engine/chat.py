@@ -61,6 +61,7 @@ class ChatFormat:
         if not getattr(tokenizer, "chat_template", None):
             raise ModelError("the model's tokenizer has no chat template")
         self._prefixes: dict[tuple[str, bool], str] = {}
+        self._frames: dict[tuple[str | None, str], tuple[str, str]] = {}
         closing = self._closing_text()
         self.closing = self.encode(closing)
         self.tools: ToolFormat | None = find_tool_format(self._render, closing)
@@ -105,6 +106,21 @@ class ChatFormat:
     def closing_after(self, last: int) -> list[int]:
         """Tokens that end an answer whose last sampled token is ``last``."""
         return self.closing[1:] if self.closing[:1] == [last] else self.closing
+
+    def frame(self, previous: str | None, role: str) -> tuple[str, str]:
+        """Text the template puts before and behind the content of a message of ``role`` that
+        follows one of ``previous``, without tools; empty where it cannot be told."""
+        key = (previous, role)
+        if key not in self._frames:
+            call_id = PROBE_CALL_ID if role == "tool" else None
+            message = Message(role, _ANSWER, tool_call_id=call_id)  # type: ignore[arg-type]
+            head = found = tail = ""
+            with suppress(InvalidRequest):
+                whole = self._render((*_stand_in(previous), message))
+                added = self._added(self._prefix(previous, None), whole)
+                head, found, tail = added.partition(_ANSWER)
+            self._frames[key] = (head, tail) if found else ("", "")
+        return self._frames[key]
 
     def _prefix(self, previous: str | None, tools: str | None) -> str:
         if previous is None:

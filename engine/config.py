@@ -209,6 +209,8 @@ class EngineConfig(Frozen):
     max_session_tokens: int = Field(default=10_000_000, gt=0)
     keep_previous_turn: bool = True
     ledger_events: int = Field(default=2048, gt=0)
+    ledger_steps: int = Field(default=4096, gt=0)
+    summary_bytes: int = Field(default=8 * 1024 * 1024, ge=0)
     stuck_after_s: float = Field(default=300.0, gt=0)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policie
 from engine.errors import ConfigError, EngineFailure, PaceError
 from engine.flow import Flow, TurnRecord, Writer
 from engine.forced_call import CallGrammars
-from engine.integrity import integrity_report
-from engine.ledger import Notes, page
+from engine.ledger import Notes
 from engine.linear import set_threads
 from engine.pool import KVPool, default_pool_bytes
-from engine.report import describe, pace_info, summarize, turn_event
+from engine.readers import SessionReaders
+from engine.report import pace_info, step_row, turn_event
+from engine.residents import Residents
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler, Task
 from engine.scoring import encode_continuations, reporting, score_flow
@@ -33,7 +34,6 @@ from engine.turn import RunningTurn, extend_state, usable_tools
 from engine.types import (
     ChunkDone,
     FinishReason,
-    LedgerEvent,
     Match,
     PlanUpdate,
     ScoreRequest,
@@ -48,7 +48,7 @@ from engine.types import (
 log = logging.getLogger(__name__)
 
 
-class KVEngine:
+class KVEngine(SessionReaders):
     """Implements ``engine.protocol.Engine`` on one model and one device, without Ray.
 
     Public methods may be called from any thread. The step thread runs the turns.
@@ -67,7 +67,7 @@ class KVEngine:
         self.config = config
         self.runner = runner
         self.writer = writer or Writer()
-        self.chat = ChatFormat(tokenizer, stop_ids(runner.model, tokenizer))
+        chat = ChatFormat(tokenizer, stop_ids(runner.model, tokenizer))
         resolved = {
             name: policy.resolve(profile, runner.model_range) for name, policy in policies.items()
         }
@@ -80,10 +80,12 @@ class KVEngine:
         limit = config.pool_bytes or default_pool_bytes(runner.device)
         pool = KVPool(runner.shape, limit, staging)
         check_room(pool, resolved[config.default_policy], config.keep_previous_turn)
-        self.store = SessionStore(runner, pool, config, policies, resolved)
-        self.scheduler = Scheduler(runner, pool, config.stuck_after_s)
+        super().__init__(
+            store=SessionStore(runner, pool, config, policies, resolved),
+            scheduler=Scheduler(runner, pool, config.stuck_after_s),
+            chat=chat,
+        )
         self._grammars = CallGrammars(tokenizer, int(runner.config.vocab_size))
-        self._counters: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
 
     @classmethod
     def from_config(
@@ -211,9 +213,13 @@ class KVEngine:
 
     def _commit(self, turn: RunningTurn, usage: Usage, finish: FinishReason) -> None:
         state, record, session = turn.state, turn.record, turn.session
+        event = turn_event(turn, usage, finish)
+        residents = Residents.of(state, session.turns + 1)
+        row = step_row(turn, event, residents, self.store.pool)
         with self.store.lock:
+            session.history.add(row, residents)
             session.ledger.extend(record.events)
-            session.ledger.add("turn", state.step, turn_event(turn, usage, finish))
+            session.ledger.add("turn", state.step, event)
             pace = pace_info(turn)
             self.store.commit(session, turn.origin, state)
         self._count(
@@ -259,7 +265,7 @@ class KVEngine:
             self.store.drop(session, *forks)
             raise
         try:
-            result = self._wait(outcome)
+            result = self.scheduler.wait_for(outcome)
         except BaseException:
             self.scheduler.cancel(task)
             raise
@@ -267,40 +273,7 @@ class KVEngine:
             raise result
         return result
 
-    def _wait(self, outcome: SimpleQueue[ScoreResult | PaceError]) -> ScoreResult | PaceError:
-        """The next outcome; raises EngineFailure when the step thread is dead or stuck."""
-        while self.scheduler.alive or not outcome.empty():
-            try:
-                return outcome.get(timeout=_WAIT_S)
-            except Empty:
-                self.check_health()
-        raise EngineFailure("the engine is shut down or its step thread died")
-
     # ---- sessions ---------------------------------------------------------------------------
-
-    def sessions(self, namespace: str | None) -> list[dict[str, Any]]:
-        """See ``Engine.sessions``."""
-        with self.store.lock:
-            return [
-                summarize(session, self.store.pool)
-                for session in self.store.table
-                if session.turns and namespace in (None, session.namespace)
-            ]
-
-    def session(self, namespace: str, session_id: str, check: bool = False) -> dict[str, Any]:
-        """See ``Engine.session``."""
-        with self.store.lock:
-            session = self.store.table.get(namespace, session_id)
-            checked = {"integrity": integrity_report(session)} if check else {}
-            return describe(session, self.store.pool) | checked
-
-    def events(
-        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
-    ) -> list[LedgerEvent]:
-        """See ``Engine.events``."""
-        with self.store.lock:
-            found = self.store.table.get(namespace, session_id).ledger.since(since)
-        return page(found, limit)
 
     def blueprint(
         self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None = None
@@ -320,22 +293,6 @@ class KVEngine:
                 session.doomed = True
                 self.scheduler.cancel(session.task)
 
-    def stats(self) -> dict[str, float]:
-        """See ``Engine.stats``. Names ending in _total are counters, the others gauges."""
-        store = self.store
-        with store.lock:
-            running = sum(session.task is not None for session in store.table)
-            values = {f"{name}_total": value for name, value in self._counters.items()}
-            return values | {
-                "sessions": float(len(store.table)),
-                "sessions_running": float(running),
-                "sessions_dropped_total": float(store.dropped),
-                "pool_bytes": float(store.pool.bytes_allocated),
-                "pool_used_bytes": float(store.pool.byte_limit - store.pool.room),
-                "pool_limit_bytes": float(store.pool.byte_limit),
-                "forwards_total": float(self.scheduler.steps),
-            }
-
     def check_health(self) -> None:
         """See ``Engine.check_health``."""
         self.scheduler.check_health()
@@ -343,21 +300,3 @@ class KVEngine:
     def close(self) -> None:
         """See ``Engine.close``."""
         self.scheduler.close()
-
-    def _count(self, **amounts: float) -> None:
-        with self.store.lock:
-            for name, amount in amounts.items():
-                self._counters[name] += amount
-
-
-_WAIT_S = 5.0
-_COUNTERS = (
-    "turns",
-    "turns_failed",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "evicted_tokens",
-    "displaced_tokens",
-    "renumbers",
-)

@@ -6,6 +6,7 @@
     ├── InvalidRequest           the request itself is wrong
     │   └── ContextLengthExceeded
     ├── SessionNotFound
+    ├── StepNotFound
     ├── Conflict                 the request contradicts the state of its session
     │   ├── SessionBusy
     │   ├── SessionDiverged
@@ -89,6 +90,12 @@ class SessionNotFound(PaceError):
     """No session of that id exists in the caller's namespace."""
 
     code = "session_not_found"
+
+
+class StepNotFound(PaceError):
+    """The session has no such step, or keeps nothing of it any more."""
+
+    code = "step_not_found"
 
 
 class Conflict(PaceError):

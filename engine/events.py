@@ -16,11 +16,13 @@ from torch import Tensor
 
 from engine.plan import MessageSpan
 from engine.retention import NO_USE, Candidates, forced
+from engine.row import Row
 from engine.state import SessionState
 
 EVICTION_SPANS = 24
 RESIDENCY_SPANS = 64
 """Most messages one event lists; the others are summed up in ``more_spans``."""
+RENUMBER_RUNS = 64
 
 
 def eviction_data(
@@ -127,6 +129,29 @@ def residency_data(state: SessionState) -> dict[str, Any]:
             "most": listed.amax(dim=0).tolist(),
         },
         "more_spans": {"spans": len(touched) - len(chosen), "resident": _range(rest)},
+    }
+
+
+def renumber_runs(row: Row) -> dict[str, list[int]]:
+    """Where a row's slots, which a renumber numbers from 0, lie before it.
+
+    At most ``RENUMBER_RUNS`` runs, cut where the positions leave the largest gaps: of each the
+    first ``new`` position and the ``count`` of slots, and the old positions of its first and last
+    slot, lowest and highest over layers. Parallel lists.
+    """
+    n = row.length
+    old = row.physical[:, :n]
+    least, most = torch.stack((old.amin(dim=0), old.amax(dim=0))).cpu()
+    gaps = least.diff() - 1
+    largest = gaps.topk(min(RENUMBER_RUNS - 1, len(gaps))).indices
+    cuts = largest[gaps[largest] > 0].sort().values + 1
+    first = torch.cat((cuts.new_zeros(1), cuts))
+    end = torch.cat((cuts, cuts.new_full((1,), n)))
+    return {
+        "new": first.tolist(),
+        "count": (end - first).tolist(),
+        "old_first": least[first].tolist(),
+        "old_last": most[end - 1].tolist(),
     }
 
 

@@ -7,16 +7,16 @@ receive what was ``Written``. Prefill, decode and scoring all write through ``wr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.errors import ContextLengthExceeded
-from engine.events import eviction_data, residency_data
+from engine.events import eviction_data, renumber_runs, residency_data
 from engine.ledger import Notes
 from engine.plan import next_use, residency, rotary_gap
 from engine.policies import observed_queries
@@ -62,6 +62,7 @@ class TurnRecord:
     evicted: int = 0
     renumbers: int = 0
     displaced: int = 0
+    last_eviction: Mapping[str, Any] | None = None
     residency: float | None = None
     rotary_gap: int | None = None
     evict_s: float = 0.0
@@ -195,6 +196,7 @@ class Writer:
         gaps = state.policy.renumber == "eviction" and before > row.length
         if limit is None or (before + count <= limit and not gaps):
             return
+        runs = renumber_runs(row)
         row.renumber(state.table)
         state.shift = state.written - row.length
         state.renumbers += 1
@@ -202,7 +204,7 @@ class Writer:
         record.renumber_s += self.clock() - start
         step = state.step_at(max(state.written - 1, 0))
         data = {"before": before, "after": row.length, "at": state.written, "limit": limit}
-        record.events.add("renumber", step, data)
+        record.events.add("renumber", step, {**data, "runs": runs})
 
     @staticmethod
     def _candidates(row: Row, written: int, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -227,6 +229,7 @@ class Writer:
         state.evicted += data["evicted"]
         record.evicted += data["evicted"]
         record.displaced += data["displaced"]
+        record.last_eviction = data
         record.events.add("eviction", step, data)
         return keep
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from itertools import dropwhile
 from typing import Any
 
+from engine import paging
 from engine.types import LedgerEvent
 
 Note = tuple[str, int, Mapping[str, Any]]
 """Kind, step and data of an event."""
-
-PAGE_BYTES = 900_000
-"""Most JSON bytes of the events of one page."""
-_FRAME_BYTES = 150
 
 
 class Notes:
@@ -64,11 +61,5 @@ class Ledger:
 def page(events: Iterable[LedgerEvent], limit: int | None = None) -> list[LedgerEvent]:
     """The first ``limit`` of ``events`` (None: any number) that fit one answer of 1 MB; always
     one, if there is one."""
-    found: list[LedgerEvent] = []
-    size = 0
-    for event in events:
-        size += len(json.dumps(event.data)) + _FRAME_BYTES
-        if found and (size > PAGE_BYTES or len(found) == limit):
-            break
-        found.append(event)
-    return found
+    names = [field.name for field in fields(LedgerEvent)]
+    return paging.page(events, limit, lambda event: {name: getattr(event, name) for name in names})

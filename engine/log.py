@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from operator import itemgetter
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
@@ -45,6 +46,12 @@ class ForkableLog(Sequence[T], Generic[T]):
     def replace_last(self, item: T) -> None:
         """Put ``item`` in the place of the last one, which must not be committed yet."""
         self._tail[-1] = item
+
+    def pick(self, positions: Sequence[int]) -> list[T]:
+        """The items at ``positions``, all within the log."""
+        if not self._tail and len(positions) > 1:
+            return list(itemgetter(*positions)(self._base))
+        return [self[at] for at in positions]
 
     def commit(self) -> None:
         """Move the tail into the shared base."""

@@ -156,6 +156,11 @@ def next_reader(readers: Sequence[int], step: int) -> int:
     return readers[at] if at < len(readers) else NO_USE
 
 
+def readers_of(plan: Plan, message: int, step: int) -> list[int]:
+    """Rising steps that read a message of ``step``."""
+    return sorted({*plan.by_step.get(step, ()), *plan.by_message.get(message, ())})
+
+
 def _step_of(starts: ForkableLog[StepStart], message: int) -> int:
     """Step of an existing message."""
     return starts[bisect_right(starts, message, key=lambda item: item.message) - 1].step

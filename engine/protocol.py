@@ -13,6 +13,7 @@ from engine.types import (
     ScoreResult,
     TurnEvent,
     TurnRequest,
+    Window,
 )
 
 
@@ -89,6 +90,37 @@ class Engine(Protocol):
     ) -> list[LedgerEvent]:
         """The first ``limit`` (None: any number) ledger entries with ``seq`` > ``since``, oldest
         first, as many as fit 1 MB of JSON. Raises SessionNotFound."""
+        ...
+
+    def residency(
+        self,
+        namespace: str,
+        session_id: str,
+        window: Window,
+        layers: tuple[int, int | None] = (0, None),
+        bins: int | None = None,
+    ) -> dict[str, Any]:
+        """Resident tokens of the layers (first, last; None: the last of all) after a step, slot by
+        slot or in ``bins``; as many layers as fit 1 MB. Raises SessionNotFound, StepNotFound."""
+        ...
+
+    def tokens(
+        self, namespace: str, session_id: str, window: Window, resident: bool = False
+    ) -> dict[str, Any]:
+        """Ids and texts of the window's tokens; ``resident``: of those that any layer holds, and
+        how. As many as fit 1 MB. Raises SessionNotFound, StepNotFound."""
+        ...
+
+    def steps(
+        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Figures of the committed turns after turn ``since``, oldest first, as many as fit 1 MB.
+        Raises SessionNotFound."""
+        ...
+
+    def messages(self, namespace: str, session_id: str, window: Window) -> dict[str, Any]:
+        """The window's messages: span, readers, residents, beginning of the text; as many as fit
+        1 MB. Raises SessionNotFound, StepNotFound."""
         ...
 
     def blueprint(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from engine.history import StepRow
 from engine.plan import Plan
 from engine.pool import KVPool
+from engine.residents import Residents
 from engine.sessions import Session
 from engine.turn import RunningTurn
 from engine.types import PaceInfo, Usage
@@ -14,11 +17,11 @@ from engine.types import PaceInfo, Usage
 
 def summarize(session: Session, pool: KVPool) -> dict[str, Any]:
     """Counts of a session's committed state. Sizes in tokens and bytes, times in Unix seconds."""
-    state = session.state
+    state, last = session.state, session.history.last
+    policy = state.policy
     kv_bytes = sum(pool.row_bytes(row.capacity) for row in session.rows)
     if session.task is not None:  # the turn's fork
-        capacity = state.policy.capacity
-        kv_bytes += pool.row_bytes(capacity) + pool.buffer_bytes(capacity)
+        kv_bytes += pool.row_bytes(policy.capacity) + pool.buffer_bytes(policy.capacity)
     return {
         "session_id": session.session_id,
         "namespace": session.namespace,
@@ -36,6 +39,16 @@ def summarize(session: Session, pool: KVPool) -> dict[str, Any]:
         # raw keys, values and indices of the session's states, and what a running turn takes
         "kv_bytes": kv_bytes,
         "full_kv_bytes": len(state.tokens) * pool.shape.token_bytes,
+        "residency": None if last is None else last.residency,
+        "rotary_gap": None if last is None else last.rotary_gap,
+        "sizes": {
+            "budget": policy.budget,
+            "capacity": policy.capacity,
+            "sinks": policy.sinks,
+            "recent": policy.recent,
+            "reserve": policy.reserve,
+            "position_limit": policy.position_limit,
+        },
         "created": session.created,
         "last_used": session.last_used,
     }
@@ -116,3 +129,46 @@ def turn_event(turn: RunningTurn, usage: Usage, finish: str) -> dict[str, Any]:
             "renumber_s": record.renumber_s,
         },
     }
+
+
+def step_row(
+    turn: RunningTurn, event: Mapping[str, Any], residents: Residents, pool: KVPool
+) -> StepRow:
+    """Figures of a turn that ends now, from its ledger ``event`` and what it leaves resident.
+
+    ``kv_bytes``: the state's row; ``full_kv_bytes``: keys and values of all its tokens. The scores
+    are those of the turn's last eviction: the lowest over layers of those kept, and the highest
+    over layers of those that neither class nor plan protects.
+    """
+    eviction = turn.record.last_eviction or {}
+    kept = [score for score in eviction.get("lowest_kept_score", ()) if score is not None]
+    free = [score for score in eviction.get("highest_unprotected_score", ()) if score is not None]
+    return StepRow(
+        step=residents.step,
+        turn=residents.turn,
+        at=residents.at,
+        first=len(turn.origin.messages),
+        end=residents.messages,
+        resident=residents.count,
+        kv_bytes=pool.row_bytes(turn.state.policy.capacity),
+        full_kv_bytes=residents.tokens * pool.shape.token_bytes,
+        by_class=residents.by_class(),
+        lowest_kept_score=min(kept, default=None),
+        highest_unprotected_score=max(free, default=None),
+        times=tuple(event["times"].items()),
+        time=time.time(),
+        **{name: event[name] for name in _OF_EVENT},
+    )
+
+
+_OF_EVENT = (
+    "evicted",
+    "renumbers",
+    "displaced",
+    "residency",
+    "rotary_gap",
+    "new_tokens",
+    "cached_tokens",
+    "restored_tokens",
+    "completion_tokens",
+)

@@ -11,6 +11,8 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +22,9 @@ from engine.pool import KVPool
 from engine.runner import ModelRunner, Work, Written
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_WAIT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +86,16 @@ class Scheduler:
         since = self._stepping_since
         if since is not None and time.monotonic() - since > self._stuck_after_s:
             raise EngineFailure(f"the step thread is stuck for over {self._stuck_after_s:.0f} s")
+
+    def wait_for(self, outcome: SimpleQueue[T]) -> T:
+        """The next item a flow puts there; raises EngineFailure when the step thread is dead or
+        stuck."""
+        while self.alive or not outcome.empty():
+            try:
+                return outcome.get(timeout=_WAIT_S)
+            except Empty:
+                self.check_health()
+        raise EngineFailure("the engine is shut down or its step thread died")
 
     def close(self) -> None:
         """Cancel everything and end the thread (waits for the step in progress)."""

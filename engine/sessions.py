@@ -16,6 +16,7 @@ from engine.errors import (
     SessionDiverged,
     SessionNotFound,
 )
+from engine.history import History
 from engine.ledger import Ledger
 from engine.row import Row
 from engine.scheduler import Task
@@ -37,6 +38,7 @@ class Session:
     policy: PolicyConfig
     state: SessionState
     ledger: Ledger
+    history: History
     previous: SessionState | None = None
     task: Task | None = None
     turns: int = 0

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from engine.config import CachePolicy, EngineConfig, PolicyConfig
 from engine.errors import CapacityExceeded, ConfigError, InvalidRequest
+from engine.history import History
 from engine.ledger import Ledger
 from engine.pool import KVPool
 from engine.row import Row
@@ -170,6 +171,7 @@ class SessionStore:
             policy=self._policies[name],
             state=state,
             ledger=Ledger(self._config.ledger_events),
+            history=History(self._config.ledger_steps, self._config.summary_bytes),
         )
 
     def _add(self, session: Session) -> None:

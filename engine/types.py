@@ -262,3 +262,20 @@ class LedgerEvent:
     kind: str
     step: int
     data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a session that is asked for: logical positions, or indices of messages, from
+    ``start`` to before ``end`` (None: to the last); at most ``limit`` rows; as of the end of
+    ``step`` (None: now)."""
+
+    start: int = 0
+    end: int | None = None
+    limit: int | None = None
+    step: int | None = None
+
+    def within(self, length: int) -> tuple[int, int]:
+        """Start and end, cut to what there is; an empty range when that is nothing."""
+        end = length if self.end is None else min(self.end, length)
+        return min(self.start, end), end

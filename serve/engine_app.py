@@ -23,7 +23,10 @@ from serve.uploads import ABANDONED_S, PIECE_BYTES, Uploaded, Uploads, unpack
 from serve.wire.errors import as_pace_error
 
 # Methods of the engine that ``call`` passes on.
-QUICK_METHODS = frozenset({"sessions", "session", "events", "blueprint", "delete", "stats"})
+READING_METHODS = frozenset(
+    {"events", "messages", "residency", "session", "sessions", "steps", "tokens"}
+)
+QUICK_METHODS = READING_METHODS | {"blueprint", "delete", "stats"}
 BLOCKING_METHODS = frozenset({"score"})
 
 _QUICK_THREADS = 8

@@ -21,6 +21,7 @@ from engine.types import (
     ScoreResult,
     TurnDone,
     TurnRequest,
+    Window,
 )
 from serve.calls import Admitted, EngineInfo, Events
 from serve.held_sessions import HeldSessions
@@ -52,6 +53,25 @@ class EngineClient(Protocol):
     async def events(
         self, namespace: str, session_id: str, since: int, limit: int | None
     ) -> list[LedgerEvent]: ...
+
+    async def residency(
+        self,
+        namespace: str,
+        session_id: str,
+        window: Window,
+        layers: tuple[int, int | None],
+        bins: int | None,
+    ) -> dict[str, Any]: ...
+
+    async def tokens(
+        self, namespace: str, session_id: str, window: Window, resident: bool
+    ) -> dict[str, Any]: ...
+
+    async def steps(
+        self, namespace: str, session_id: str, since: int, limit: int | None
+    ) -> list[dict[str, Any]]: ...
+
+    async def messages(self, namespace: str, session_id: str, window: Window) -> dict[str, Any]: ...
 
     async def blueprint(
         self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None
@@ -140,6 +160,38 @@ class HandleClient:
     ) -> list[LedgerEvent]:
         """``Engine.events``."""
         found: list[LedgerEvent] = await self._call("events", namespace, session_id, since, limit)
+        return found
+
+    async def residency(
+        self,
+        namespace: str,
+        session_id: str,
+        window: Window,
+        layers: tuple[int, int | None],
+        bins: int | None,
+    ) -> dict[str, Any]:
+        """``Engine.residency``."""
+        asked = (namespace, session_id, window, layers, bins)
+        found: dict[str, Any] = await self._call("residency", *asked)
+        return found
+
+    async def tokens(
+        self, namespace: str, session_id: str, window: Window, resident: bool
+    ) -> dict[str, Any]:
+        """``Engine.tokens``."""
+        found: dict[str, Any] = await self._call("tokens", namespace, session_id, window, resident)
+        return found
+
+    async def steps(
+        self, namespace: str, session_id: str, since: int, limit: int | None
+    ) -> list[dict[str, Any]]:
+        """``Engine.steps``."""
+        found: list[dict[str, Any]] = await self._call("steps", namespace, session_id, since, limit)
+        return found
+
+    async def messages(self, namespace: str, session_id: str, window: Window) -> dict[str, Any]:
+        """``Engine.messages``."""
+        found: dict[str, Any] = await self._call("messages", namespace, session_id, window)
         return found
 
     async def blueprint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from ray.exceptions import RayError
 from starlette.requests import ClientDisconnect, Request
 
 from engine.errors import InvalidRequest
+from engine.types import Window
 from serve.calls import EngineInfo
 from serve.wire.errors import BodyTooLarge, ModelNotFound
 from serve.wire.plan import check_session_id
@@ -17,6 +19,8 @@ from serve.wire.plan import check_session_id
 T = TypeVar("T")
 
 DEFAULT_MODEL = "default"
+MOST_BINS = 1024
+_LAYERS = re.compile(r"([0-9]{1,9})(?:(-)([0-9]{1,9})?)?")
 # Above this size a body is parsed in a thread, so that other streams go on meanwhile.
 _PARSE_ASIDE_BYTES = 256 * 1024
 
@@ -62,8 +66,9 @@ def path_session_id(request: Request) -> str:
     return check_session_id(request.path_params["session_id"], "session_id")
 
 
-def number_of(request: Request, name: str, least: int = 0) -> int | None:
-    """The whole number from ``least`` of the query's ``name``; None when it is not given.
+def number_of(request: Request, name: str, least: int = 0, most: int | None = None) -> int | None:
+    """The whole number from ``least`` to ``most`` of the query's ``name``; None when it is not
+    given.
 
     Raises:
         InvalidRequest: it is something else.
@@ -71,11 +76,39 @@ def number_of(request: Request, name: str, least: int = 0) -> int | None:
     text = request.query_params.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18) or int(text) < least:
+    plain = text.isascii() and text.isdecimal() and len(text) <= 18
+    if not plain or int(text) < least or (most is not None and int(text) > most):
+        to = "" if most is None else f" to {most}"
         raise InvalidRequest(
-            f"Invalid value for '{name}': it must be a whole number from {least}.", param=name
+            f"Invalid value for '{name}': it must be a whole number from {least}{to}.", param=name
         )
     return int(text)
+
+
+def window_of(request: Request) -> Window:
+    """What the query's ``start``, ``end``, ``limit`` and ``step`` ask for. Raises
+    InvalidRequest."""
+    return Window(
+        number_of(request, "start") or 0,
+        number_of(request, "end"),
+        number_of(request, "limit", least=1),
+        number_of(request, "step"),
+    )
+
+
+def layers_of(request: Request) -> tuple[int, int | None]:
+    """First and last of the query's ``layers``: ``3``, ``3-5``, or ``3-`` (to the last: None).
+    Raises InvalidRequest."""
+    text = request.query_params.get("layers", "0-")
+    found = _LAYERS.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(
+            "Invalid value for 'layers': it must be a layer, or two with a hyphen between (as in "
+            "3, 3-5 or 3-).",
+            param="layers",
+        )
+    first, hyphen, last = found.groups()
+    return int(first), int(last) if last else None if hyphen else int(first)
 
 
 def flag_of(request: Request, name: str) -> bool:

@@ -162,6 +162,10 @@ def create_app(
         ("GET", session, of_sessions.session),
         ("DELETE", session, of_sessions.delete),
         ("GET", f"{session}/events", of_sessions.events),
+        ("GET", f"{session}/residency", of_sessions.residency),
+        ("GET", f"{session}/tokens", of_sessions.tokens),
+        ("GET", f"{session}/steps", of_sessions.steps),
+        ("GET", f"{session}/messages", of_sessions.messages),
         ("PUT", f"{session}/blueprint", of_sessions.blueprint),
         ("POST", f"{session}/score", of_sessions.score),
     ]

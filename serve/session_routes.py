@@ -11,7 +11,17 @@ from engine.errors import InvalidRequest
 from serve.auth import asked_namespace, caller_of
 from serve.config import LimitsConfig
 from serve.engine_client import EngineClient
-from serve.requests import aside, check_model, flag_of, number_of, path_session_id, read_body
+from serve.requests import (
+    MOST_BINS,
+    aside,
+    check_model,
+    flag_of,
+    layers_of,
+    number_of,
+    path_session_id,
+    read_body,
+    window_of,
+)
 from serve.wire.blueprint import parse_blueprint
 from serve.wire.score import parse_score, score_answer
 from serve.wire.validation import parse_object
@@ -58,6 +68,46 @@ class SessionRoutes:
                 "next": found[-1].seq if found else since,
             }
         )
+
+    async def residency(self, request: Request) -> Response:
+        """``GET /v1/sessions/{id}/residency?bins=&step=&layers=&start=&end=``: resident tokens by
+        layer, slot by slot or in bins, after the last step or a past one."""
+        session_id, window, layers = (
+            path_session_id(request),
+            window_of(request),
+            layers_of(request),
+        )
+        bins = number_of(request, "bins", least=1, most=MOST_BINS)
+        namespace = await self._namespace(request, session_id)
+        found = await self._client.residency(namespace, session_id, window, layers, bins)
+        return JSONResponse(found)
+
+    async def tokens(self, request: Request) -> Response:
+        """``GET /v1/sessions/{id}/tokens?start=&end=&step=&resident=1&limit=``: ids and texts, of
+        all tokens or of the resident ones."""
+        session_id, window = path_session_id(request), window_of(request)
+        resident = flag_of(request, "resident")
+        namespace = await self._namespace(request, session_id)
+        return JSONResponse(await self._client.tokens(namespace, session_id, window, resident))
+
+    async def steps(self, request: Request) -> Response:
+        """``GET /v1/sessions/{id}/steps?since=&limit=``: figures of the turns after turn
+        ``since``."""
+        session_id = path_session_id(request)
+        since, limit = number_of(request, "since") or 0, number_of(request, "limit", least=1)
+        namespace = await self._namespace(request, session_id)
+        found = await self._client.steps(namespace, session_id, since, limit)
+        last = found[-1]["turn"] if found else since
+        return JSONResponse(
+            {"object": "list", "session_id": session_id, "data": found, "next": last}
+        )
+
+    async def messages(self, request: Request) -> Response:
+        """``GET /v1/sessions/{id}/messages?start=&end=&step=&limit=``: spans, readers, residents
+        and the beginning of the text."""
+        session_id, window = path_session_id(request), window_of(request)
+        namespace = await self._namespace(request, session_id)
+        return JSONResponse(await self._client.messages(namespace, session_id, window))
 
     async def blueprint(self, request: Request) -> Response:
         """``PUT /v1/sessions/{id}/blueprint``: another plan, between two turns."""

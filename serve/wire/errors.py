@@ -15,6 +15,7 @@ from engine.errors import (
     PaceError,
     SessionBusy,
     SessionNotFound,
+    StepNotFound,
     TurnCancelled,
 )
 
@@ -86,6 +87,7 @@ ERROR_KINDS: dict[type[PaceError], ErrorKind] = {
     ModelNotFound: ErrorKind(404, _INVALID),
     RouteNotFound: ErrorKind(404, _INVALID),
     SessionNotFound: ErrorKind(404, _INVALID),
+    StepNotFound: ErrorKind(404, _INVALID),
     MethodNotAllowed: ErrorKind(405, _INVALID),
     BodyTooLarge: ErrorKind(413, _INVALID),
     HeadersTooLarge: ErrorKind(431, _INVALID),

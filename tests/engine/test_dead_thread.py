@@ -199,7 +199,7 @@ def test_rows_of_a_score_nobody_waits_for_are_not_given_away(
 ) -> None:
     """The thread is stuck in a forward, and may still write to them when it comes back."""
     engine = make_engine(tiny, POLICIES, stuck_after_s=0.2)
-    monkeypatch.setattr("engine.engine._WAIT_S", 0.05)
+    monkeypatch.setattr("engine.scheduler._WAIT_S", 0.05)
     engine.run(request("s", "first " * 20))
     before, memory = state_of(engine, "s"), used_bytes(engine)
     stuck, go_on = threading.Event(), threading.Event()
