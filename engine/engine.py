@@ -286,12 +286,9 @@ class KVEngine(SessionReaders):
     def delete(self, namespace: str, session_id: str) -> None:
         """See ``Engine.delete``."""
         with self.store.lock:
-            session = self.store.table.get(namespace, session_id, begun=True)
-            if session.task is None:
-                self.store.forget(session)
-            else:
-                session.doomed = True
-                self.scheduler.cancel(session.task)
+            running = self.store.delete(namespace, session_id)
+            if running is not None:
+                self.scheduler.cancel(running)
 
     def check_health(self) -> None:
         """See ``Engine.check_health``."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import StepNotFound
-from engine.residents import CLASSES, PackedResidents, Residents, interval_array
+from engine.residents import PackedResidents, Residents, interval_array
 from engine.state import SessionState
+from engine.types import CLASSES
 
 
 @dataclass(frozen=True, slots=True)

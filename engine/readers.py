@@ -15,13 +15,13 @@ from engine.integrity import integrity_report
 from engine.paging import page
 from engine.plan import MessageSpan, next_reader, readers_of
 from engine.report import describe, summarize
-from engine.residents import CLASSES, PackedResidents, Residents
+from engine.residents import PackedResidents, Residents
 from engine.retention import NO_USE
 from engine.scheduler import Scheduler
 from engine.sessions import Session
 from engine.state import SessionState
 from engine.store import SessionStore
-from engine.types import LedgerEvent, Window
+from engine.types import CLASSES, LedgerEvent, Window
 from engine.views import binned, layer_rows, resident_of, resident_tokens
 
 MOST_TOKENS = 10_000

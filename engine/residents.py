@@ -19,12 +19,11 @@ import torch
 from engine.plan import Interval, Plan
 from engine.retention import NO_USE
 from engine.state import SessionState
+from engine.types import CLASSES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-CLASSES = ("sink", "recent", "protected", "other")
-"""Classes of resident tokens; a token is of the first that fits."""
 _SCORE_LEVELS = 254
 # Scores hardly repeat: looking for repetitions costs time and finds none.
 _DEFLATE = (1, zlib.DEFLATED, -15, 9)

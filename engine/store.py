@@ -136,6 +136,17 @@ class SessionStore:
             if session.doomed or session.turns == 0:
                 self.forget(session)
 
+    def delete(self, namespace: str, session_id: str) -> Task | None:
+        """Forget a session at once, or after what runs of it, which is returned to be cancelled.
+        Raises SessionNotFound."""
+        with self.lock:
+            session = self.table.get(namespace, session_id, begun=True)
+            if session.task is None:
+                self.forget(session)
+            else:
+                session.doomed = True
+            return session.task
+
     def forget(self, session: Session) -> None:
         """Remove a session that no turn holds and free its rows."""
         with self.lock:

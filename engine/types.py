@@ -12,6 +12,8 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 Base = Literal["current", "previous", "new"]
 FinishReason = Literal["stop", "length", "tool_calls"]
+CLASSES = ("sink", "recent", "protected", "other")
+"""Classes of resident tokens; a token is of the first that fits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from engine.paging import PAGE_BYTES, json_bytes, page
-from engine.residents import CLASSES, Floats, Ints, Residents
+from engine.residents import Floats, Ints, Residents
 from engine.retention import NO_USE
-from engine.types import Window
+from engine.types import CLASSES, Window
 
 _DIGITS = 6
 

@@ -6,7 +6,24 @@ from typing import Any
 
 from serve.metrics import METRICS_CONTENT_TYPE
 from serve.openapi_answers import SESSION_ID, Schema, answer_schemas, ref
+from serve.openapi_parameters import (
+    BINS,
+    CHECK,
+    END,
+    EVENTS_SINCE,
+    HEADERS,
+    LAYERS,
+    LIMIT,
+    MODEL,
+    NAMESPACE,
+    RESIDENT,
+    SESSION,
+    START,
+    STEP,
+    TURNS_SINCE,
+)
 from serve.openapi_requests import request_schemas
+from serve.openapi_views import view_schemas
 from serve.release import release
 
 _DESCRIPTION = (
@@ -21,7 +38,7 @@ _REASONS = {
     400: "The request is wrong; `param` names the field.",
     401: "No key of this server was given.",
     403: "The key does not allow to look into another namespace.",
-    404: "There is no such session or model.",
+    404: "There is no such session, step or model.",
     409: "The request contradicts the session (`session_busy`, `session_diverged`, "
     "`policy_mismatch`), or its turn was cancelled.",
     413: "The body is too large.",
@@ -29,59 +46,6 @@ _REASONS = {
     431: "The headers are too large.",
     500: "The turn failed and was rolled back.",
     503: "No engine answers now.",
-}
-_NAMESPACE: Schema = {
-    "name": "namespace",
-    "in": "query",
-    "description": "Whose session is meant. Another's name needs an admin's key.",
-    "schema": {"type": "string"},
-}
-_SESSION: Schema = {
-    "name": "session_id",
-    "in": "path",
-    "required": True,
-    "schema": SESSION_ID,
-}
-_SINCE: Schema = {
-    "name": "since",
-    "in": "query",
-    "description": "Only events after this one.",
-    "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1, "default": 0},
-}
-_LIMIT: Schema = {
-    "name": "limit",
-    "in": "query",
-    "description": "At most so many events. An answer never exceeds 1 MB: go on from `next` until "
-    "`data` is empty.",
-    "schema": {"type": "integer", "minimum": 1, "maximum": 10**18 - 1},
-}
-_CHECK: Schema = {
-    "name": "check",
-    "in": "query",
-    "description": "1: with `integrity`.",
-    "schema": {"type": "integer", "enum": [0, 1], "default": 0},
-}
-_HEADERS: list[Schema] = [
-    {
-        "name": "X-Session-Id",
-        "in": "header",
-        "description": "The session. Goes before `pace.session_id`, `session_id` and "
-        "`prompt_cache_key`; without any the transcript says which.",
-        "schema": SESSION_ID,
-    },
-    {
-        "name": "X-Request-Id",
-        "in": "header",
-        "description": "Named in the server's log.",
-        "schema": {"type": "string"},
-    },
-]
-_MODEL: Schema = {
-    "name": "model",
-    "in": "path",
-    "required": True,
-    "description": "The served name (which may hold slashes), or `default`.",
-    "schema": {"type": "string", "minLength": 1},
 }
 
 
@@ -94,7 +58,7 @@ def openapi_document(keyed: bool) -> dict[str, Any]:
         "security": [{"key": []}] if keyed else [{}, {"key": []}],
         "paths": _paths(),
         "components": {
-            "schemas": {**request_schemas(), **answer_schemas()},
+            "schemas": {**request_schemas(), **answer_schemas(), **view_schemas()},
             "securitySchemes": {
                 "key": {
                     "type": "http",
@@ -109,13 +73,13 @@ def openapi_document(keyed: bool) -> dict[str, Any]:
 
 def _paths() -> dict[str, Any]:
     session = "/v1/sessions/{session_id}"
-    one: list[Schema] = [_SESSION, _NAMESPACE]
+    one: list[Schema] = [SESSION, NAMESPACE]
     chat = _operation(
         "createChatCompletion",
         "Answer a conversation.",
         _json("ChatCompletion") | {"text/event-stream": _events()},
         (400, 401, 404, 409, 413, 429, 500, 503),
-        parameters=_HEADERS,
+        parameters=HEADERS,
         body="ChatBody",
     )
     chat["responses"]["200"]["headers"] = {
@@ -133,7 +97,7 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/models/{model}": {
             "get": _operation(
-                "getModel", "The model.", _json("Model"), (401, 404, 500, 503), [_MODEL]
+                "getModel", "The model.", _json("Model"), (401, 404, 500, 503), [MODEL]
             )
         },
         "/health": {"get": health},
@@ -147,12 +111,12 @@ def _paths() -> dict[str, Any]:
                 "The sessions of the caller; for an admin all.",
                 _json("SessionList"),
                 (401, 403, 500, 503),
-                [_NAMESPACE],
+                [NAMESPACE],
             )
         },
         session: {
             "get": _operation(
-                "getSession", "What it holds.", _json("Session"), known, [*one, _CHECK]
+                "getSession", "What it holds.", _json("Session"), known, [*one, CHECK]
             ),
             "delete": _operation(
                 "deleteSession", "Forget it.", _json("SessionDeleted"), known, one
@@ -160,7 +124,43 @@ def _paths() -> dict[str, Any]:
         },
         f"{session}/events": {
             "get": _operation(
-                "listEvents", "Its ledger.", _json("EventList"), known, [*one, _SINCE, _LIMIT]
+                "listEvents", "Its ledger.", _json("EventList"), known, [*one, EVENTS_SINCE, LIMIT]
+            )
+        },
+        f"{session}/residency": {
+            "get": _operation(
+                "getResidency",
+                "What is resident in each layer.",
+                _json("Residency"),
+                known,
+                [*one, BINS, STEP, LAYERS, START, END],
+            )
+        },
+        f"{session}/tokens": {
+            "get": _operation(
+                "listTokens",
+                "Its tokens: ids, texts, and how they are held.",
+                _json("TokenList"),
+                known,
+                [*one, RESIDENT, STEP, START, END, LIMIT],
+            )
+        },
+        f"{session}/steps": {
+            "get": _operation(
+                "listSteps",
+                "Its turns.",
+                _json("StepList"),
+                known,
+                [*one, TURNS_SINCE, LIMIT],
+            )
+        },
+        f"{session}/messages": {
+            "get": _operation(
+                "listMessages",
+                "Its messages: spans, readers, residents.",
+                _json("SessionMessageList"),
+                known,
+                [*one, STEP, START, END, LIMIT],
             )
         },
         f"{session}/blueprint": {

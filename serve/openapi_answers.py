@@ -176,6 +176,9 @@ def _sessions() -> dict[str, Schema]:
         "policy": STRING,
         "status": {"type": "string", "enum": ["idle", "running"]},
         **dict.fromkeys(_COUNTS, COUNT),
+        "residency": {**nullable(NUMBER), "description": "of the last turn"},
+        "rotary_gap": {**nullable(INTEGER), "description": "of the last turn"},
+        "sizes": record({**dict.fromkeys(_SIZES, COUNT), "position_limit": nullable(COUNT)}),
         "created": {"type": "number", "description": "Unix seconds"},
         "last_used": {"type": "number", "description": "Unix seconds"},
     }
@@ -245,12 +248,15 @@ have an entry per layer and pairs that are [minimum, maximum] over layers:
   sink, recent, protected, other); `kept_protected`, `lowest_kept_score`, `highest_lost_score`,
   `highest_unprotected_score` per layer; `spans`: of each `message` that lost tokens how many
   (`lost`, per layer) and the `highest_lost_score`; `more_spans` sums up those beyond 24.
-- `renumber`: the next position `before` and `after`, and the `limit`.
+- `renumber`: the next position `before` and `after`, and the `limit`; `runs`: slots that got the
+  positions from `new` on, `count` of them, and the old positions of the first (`old_first`, lowest
+  over layers) and the last (`old_last`, highest).
 - `residency`, at the end of a turn, and of each step of a long prompt that ends a chunk: of each
   `message` with resident tokens its `tokens`, and the `least` and `most` resident over layers;
   `more_spans` sums up those beyond 64.
 - `turn`: tokens, residency, rotary gap, schedule and times of a turn."""
 
+_SIZES = ("budget", "capacity", "sinks", "recent", "reserve")
 _COUNTS = (
     "turns",
     "step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.types import CLASSES
 from serve.openapi_answers import (
     BOOLEAN,
     COUNT,
@@ -15,8 +16,6 @@ from serve.openapi_answers import (
     record,
     ref,
 )
-
-CLASSES = ("sink", "recent", "protected", "other")
 
 _CLASS: Schema = {
     "type": "integer",

@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "default"
 MOST_BINS = 1024
-_LAYERS = re.compile(r"([0-9]{1,9})(?:(-)([0-9]{1,9})?)?")
+LAYERS = "^([0-9]{1,9})(?:(-)([0-9]{1,9})?)?$"
+"""How ``layers`` is written."""
 # Above this size a body is parsed in a thread, so that other streams go on meanwhile.
 _PARSE_ASIDE_BYTES = 256 * 1024
 
@@ -100,7 +101,7 @@ def layers_of(request: Request) -> tuple[int, int | None]:
     """First and last of the query's ``layers``: ``3``, ``3-5``, or ``3-`` (to the last: None).
     Raises InvalidRequest."""
     text = request.query_params.get("layers", "0-")
-    found = _LAYERS.fullmatch(text)
+    found = re.fullmatch(LAYERS, text, re.ASCII)
     if found is None:
         raise InvalidRequest(
             "Invalid value for 'layers': it must be a layer, or two with a hyphen between (as in "

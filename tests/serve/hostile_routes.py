@@ -26,6 +26,10 @@ def refusals() -> Iterator[Case]:
         ("POST", "/v1/sessions"),
         ("PUT", of_known),
         ("POST", f"{of_known}/blueprint"),
+        ("POST", f"{of_known}/residency"),
+        ("PUT", f"{of_known}/tokens"),
+        ("DELETE", f"{of_known}/steps"),
+        ("PATCH", f"{of_known}/messages"),
         ("GET", f"{of_known}/score"),
     ):
         yield Case(f"{method} {path}", 405, None, "method_not_allowed", method, path)
@@ -58,10 +62,15 @@ def refusals() -> Iterator[Case]:
         ("GET", "/v1/sessions/none-such"),
         ("DELETE", "/v1/sessions/none-such"),
         ("GET", "/v1/sessions/none-such/events"),
+        ("GET", "/v1/sessions/none-such/residency"),
+        ("GET", "/v1/sessions/none-such/tokens"),
+        ("GET", "/v1/sessions/none-such/steps"),
+        ("GET", "/v1/sessions/none-such/messages"),
         ("PUT", "/v1/sessions/none-such/blueprint"),
     ):
         body = b"{}" if method == "PUT" else None
         yield Case(f"{method} {path}", 404, "session_id", "session_not_found", method, path, body)
+    yield from _bad_queries(of_known)
     for since in ("", "-1", "+1", "1.0", "1e3", "x", "%D9%A1", "1" * 19):
         path = f"{of_known}/events?since={since}"
         yield Case(f"since={since}", 400, "since", INVALID, "GET", path)
@@ -105,6 +114,30 @@ def refusals() -> Iterator[Case]:
     for method, path in (("POST", CHAT), ("POST", f"{of_known}/score")):
         yield Case(f"too large {path}", 413, None, "request_too_large", method, path, b" " * LARGE)
     yield Case("too large", 413, None, "request_too_large", body=b" " * LARGE, chunks=1 << 20)
+
+
+def _bad_queries(of_known: str) -> Iterator[Case]:
+    """Values of the views' parameters that are none, and a step nobody knows."""
+    for view, param, values in (
+        ("residency", "bins", ("", "0", "-1", "1025", "1e3", "9" * 30)),
+        ("residency", "layers", ("", "-", "-1", "a", "1-2-3", "1%202", "0--", "9" * 10, "%D9%A1")),
+        ("residency", "start", ("-1", "x")),
+        ("residency", "step", ("-1", "now")),
+        ("tokens", "resident", ("", "2", "true")),
+        ("tokens", "limit", ("0", "")),
+        ("tokens", "end", ("-5",)),
+        ("tokens", "step", ("1.0",)),
+        ("steps", "since", ("-1", "x")),
+        ("steps", "limit", ("0",)),
+        ("messages", "start", ("1e1",)),
+        ("messages", "limit", ("0", "%00")),
+    ):
+        for value in values:
+            path = f"{of_known}/{view}?{param}={value}"
+            yield Case(f"{view} {param}={value}", 400, param, INVALID, "GET", path)
+    for view in ("residency", "residency?bins=4&", "tokens", "tokens?resident=1&", "messages"):
+        path = f"{of_known}/{view}{'' if '?' in view else '?'}step=987654"
+        yield Case(f"unknown step of {view}", 404, "step", "step_not_found", "GET", path)
 
 
 LARGE = 8 * 1024 * 1024 + 1

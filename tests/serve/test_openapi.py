@@ -135,6 +135,18 @@ def test_what_a_real_server_answers(raw: httpx.Client, document: dict[str, Any])
     ask(200, "GET", f"{session}/events", f"{url}/events?since=0")
     ask(200, "GET", f"{session}/events", f"{url}/events?since=1&limit=2")
     ask(400, "GET", f"{session}/events", f"{url}/events?since=x")
+    views = {
+        "residency": ("layers=1-2&start=3", "bins=7&layers=0", "step=987654"),
+        "tokens": ("start=2&limit=5", "resident=1&limit=5", "step=987654"),
+        "messages": ("start=1&limit=1", "step=3", "step=987654"),
+        "steps": ("since=0", "since=1&limit=1"),
+    }
+    for view, queries in views.items():
+        for query in queries:
+            status = 404 if "987654" in query else 200
+            ask(status, "GET", f"{session}/{view}", f"{url}/{view}?{query}")
+        wrong = "limit=0" if view != "residency" else "bins=0"
+        ask(400, "GET", f"{session}/{view}", f"{url}/{view}?{wrong}")
     ask(200, "GET", "/v1/sessions", "/v1/sessions")
     ask(403, "GET", "/v1/sessions", "/v1/sessions?namespace=other")
     ask(200, "GET", session, url)

@@ -14,6 +14,7 @@ from tests.serve.test_keys import ALICE, BOB, FILE, ROOT, bearer
 from tests.support.server import Server, started
 
 SHARED = "shared-id"
+VIEWS = ("events", "residency", "residency?bins=4", "tokens", "steps", "messages")
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +48,19 @@ def get(server: Server, key: str, path: str) -> httpx.Response:
     return httpx.get(f"{server.url}/v1/sessions{path}", headers=bearer(key), timeout=60)
 
 
+def _of(view: str, namespace: str) -> str:
+    return f"/{SHARED}/{view}{'&' if '?' in view else '?'}namespace={namespace}"
+
+
 @pytest.mark.timeout(240)
 def test_two_keys_with_one_session_id_never_meet(keyed: Server) -> None:
     say(keyed, ALICE, "alice's secret")
     missing = get(keyed, BOB, f"/{SHARED}")
     assert missing.status_code == 404  # before Bob has one of his own
-    assert get(keyed, BOB, f"/{SHARED}/events").status_code == 404
+    for view in VIEWS:
+        missing = get(keyed, BOB, f"/{SHARED}/{view}")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "session_not_found"
     assert httpx.delete(
         f"{keyed.url}/v1/sessions/{SHARED}", headers=bearer(BOB), timeout=60
     ).status_code == 404  # fmt: skip
@@ -67,6 +75,17 @@ def test_two_keys_with_one_session_id_never_meet(keyed: Server) -> None:
     assert (alice["namespace"], bob["namespace"]) == ("alice", "bob")
     assert alice["turns"] == bob["turns"] == 1 and alice["tokens"] != bob["tokens"]
     assert [s["namespace"] for s in get(keyed, BOB, "").json()["data"]] == ["bob"]
+    for view in VIEWS:
+        own, other = (get(keyed, key, f"/{SHARED}/{view}").text for key in (ALICE, BOB))
+        assert own != other
+        assert get(keyed, ALICE, _of(view, "bob")).status_code == 403
+        seen = get(keyed, ROOT, _of(view, "bob"))
+        assert seen.text == other
+    for key, own in ((ALICE, "alice's secret"), (BOB, "bob's own, and longer than the other one")):
+        message = get(keyed, key, f"/{SHARED}/messages").json()["data"][0]
+        assert message["preview"] == own
+        text = "".join(get(keyed, key, f"/{SHARED}/tokens").json()["data"]["text"])
+        assert own in text
     # a transcript without a session id is only looked for among the caller's own
     everyone = get(keyed, ROOT, "").json()["data"]
     assert sorted(s["namespace"] for s in everyone) == ["alice", "bob"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.errors import (
@@ -21,6 +21,7 @@ from engine.errors import (
     SessionBusy,
     SessionDiverged,
     SessionNotFound,
+    StepNotFound,
     TurnCancelled,
 )
 from engine.transcript import chain_digests
@@ -43,6 +44,7 @@ from engine.types import (
     TurnFailed,
     TurnRequest,
     Usage,
+    Window,
 )
 
 POLICIES = ("pace", "h2o", "full")
@@ -230,6 +232,30 @@ class FakeEngine:
         found = self._get(namespace, session_id).events
         return [event for event in found if event.seq > since][:limit]
 
+    def residency(
+        self,
+        namespace: str,
+        session_id: str,
+        window: Window,
+        layers: tuple[int, int | None] = (0, None),
+        bins: int | None = None,
+    ) -> dict[str, Any]:
+        return self._asked(namespace, session_id, window, layers=layers, bins=bins)
+
+    def tokens(
+        self, namespace: str, session_id: str, window: Window, resident: bool = False
+    ) -> dict[str, Any]:
+        return self._asked(namespace, session_id, window, resident=resident)
+
+    def steps(
+        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        turns = range(since + 1, self._get(namespace, session_id).turns + 1)
+        return [{"turn": turn} for turn in turns][:limit]
+
+    def messages(self, namespace: str, session_id: str, window: Window) -> dict[str, Any]:
+        return self._asked(namespace, session_id, window)
+
     def blueprint(
         self, namespace: str, session_id: str, change: PlanUpdate, policy: str | None = None
     ) -> dict[str, Any]:
@@ -258,6 +284,15 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
+
+    def _asked(
+        self, namespace: str, session_id: str, window: Window, **more: Any
+    ) -> dict[str, Any]:
+        """What the routes made of a query. Only the last step is known."""
+        session = self._get(namespace, session_id)
+        if window.step not in (None, session.turns):
+            raise StepNotFound("nothing is kept of it", param="step")
+        return {"session_id": session_id, **asdict(window), **more}
 
     def _get(self, namespace: str, session_id: str) -> FakeSession:
         session = self.known.get((namespace, session_id))
