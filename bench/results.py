@@ -74,7 +74,7 @@ class ProbeResult(_Record):
             (score.missing, score.found, score.facts),
         ):
             if count < 0 or count + len(named) != total:
-                raise ValueError(f"{count} and {', '.join(named) or 'none'} are not {total}")
+                raise ValueError(f"{count} of {total} and {len(named)} others do not add up")
         if score.outcome != outcome_of(score.passed, score.total, score.missing):
             raise ValueError(f"outcome {score.outcome} does not follow from its checks and facts")
         return self
@@ -196,9 +196,11 @@ def append_result(path: Path, line: ResultLine) -> None:
     """Add one line durably; a last line cut by a crash is cut off first."""
     data = line.model_dump_json().encode() + b"\n"
     with open(path, "a+b") as file:
-        file.seek(0)
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

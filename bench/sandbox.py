@@ -118,7 +118,7 @@ def measure(
         why = lines[0].get("unsafe") if lines else None
         raise SandboxError(
             f"an answer was not run: {why or 'its process did not start'}; it needs Linux with "
-            "seccomp, and as root a Python installation that others may read"
+            "seccomp, and root must be able to become nobody"
         )
     failed = [line["failed"] for line in lines if "failed" in line]
     nothing = Measured(error=str(failed[0]) if failed else "time is over" if late else "it ended")

@@ -18,7 +18,7 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 .table{overflow-x:auto}th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #ddd}
-th:first-child,td:first-child{text-align:left}p,li{color:#555}h2{margin-top:3rem}
+th,td{white-space:nowrap}th:first-child,td:first-child{text-align:left}p,li{color:#555}h2{margin-top:3rem}
 """
 
 

@@ -101,7 +101,7 @@ def _lines(
         tickvals=list(at),
         ticktext=[f"{distance:,}" for distance in at],
     )
-    drawing.update_yaxes(title=what)
+    drawing.update_yaxes(title=what, range=[0, 105] if what.endswith("(%)") else None)
     return Figure(title, _styled(drawing, title), "Bars: 95% bootstrap intervals over sessions.")
 
 

@@ -19,7 +19,11 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        lines = [_row(self.columns), _row("---" for _ in self.columns), *map(_row, self.rows)]
+        lines = [
+            _row(self.columns),
+            _row(["---", *["---:"] * (len(self.columns) - 1)]),
+            *map(_row, self.rows),
+        ]
         note = f"\n\n{self.note}" if self.note else ""
         return f"### {self.title}\n\n" + "\n".join(lines) + note + "\n"
 

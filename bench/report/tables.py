@@ -26,6 +26,8 @@ def arm_tables(pool: Pool, arms: Arms) -> Iterator[Table | Lacking]:
     """The tables of every condition in the results of one task and model."""
     for where, here in pool.split(condition).items():
         yield from _comparison(here, where, arms)
+    if all(probe.composition is None for probe in pool.probes()):
+        yield Lacking("Resident tokens at the probes", "no probe says what was resident")
 
 
 def _comparison(pool: Pool, where: Condition, arms: Arms) -> Iterator[Table | Lacking]:
@@ -59,7 +61,7 @@ def _comparison(pool: Pool, where: Condition, arms: Arms) -> Iterator[Table | La
     )  # fmt: skip
     yield _against(pool, where, arms)
     yield _outcomes(pool, where)
-    yield _cache(pool, where)
+    yield from _cache(pool, where)
 
 
 def _against(pool: Pool, where: Condition, arms: Arms) -> Table | Lacking:
@@ -126,8 +128,8 @@ def _outcomes(pool: Pool, where: Condition) -> Table:
     )
 
 
-def _cache(pool: Pool, where: Condition) -> Table | Lacking:
-    title = f"Resident tokens at the probes: {where} (section 5.7)"
+def _cache(pool: Pool, where: Condition) -> Iterator[Table]:
+    """What was resident when the probes were asked (paper, section 5.7)."""
     parts = ("sink", "needed", "other_old", "recent")
     rows = []
     for arm in pool.arms:
@@ -141,14 +143,13 @@ def _cache(pool: Pool, where: Condition) -> Table | Lacking:
         if means[0] is not None:
             top = number(max(scores, default=None), ",.1f")
             rows.append((arm, *(number(mean, ",.0f") for mean in means), top))
-    if not rows:
-        return Lacking(title, "no probe says what was resident (composition)")
-    return Table(
-        title,
-        ("Arm", "Sinks", "Needed", "Other old", "Recent", "Highest unprotected score"),
-        tuple(rows),
-        "Means over probes and layers; the score is the highest of all probes.",
-    )
+    if rows:
+        yield Table(
+            f"Resident tokens at the probes: {where}",
+            ("Arm", "Sinks", "Needed", "Other old", "Recent", "Highest unprotected score"),
+            tuple(rows),
+            "Means over probes and layers; the score is the highest of all probes.",
+        )
 
 
 def _resident(part: str) -> Callable[[ProbeResult], float | None]:

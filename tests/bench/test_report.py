@@ -257,7 +257,7 @@ def test_what_the_results_lack_is_said(tmp_path: Path) -> None:
         "By session length (table 5): not made, it needs two session lengths; here is only 100,000",
         "Recall and log-probability of the true values: not made, no probe has targets",
         "Checks passed by rotary gap (figure 3): not made, it needs probes of arms with foresight",
-        "no probe says what was resident",
+        "Resident tokens at the probes: not made, no probe says what was resident",
     ):
         assert words in said, words
     assert (tmp_path / "tables.md").read_text().count("not made") == len(lacking) == 7

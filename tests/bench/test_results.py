@@ -52,7 +52,10 @@ def test_a_cut_last_line_is_refused_dropped_and_repaired(tmp_path: Path) -> None
         ({"probes": [PROBE, PROBE]}, "probe names repeat"),
         ({"surprise": 1}, "surprise: Extra inputs"),
         ({"probes": [PROBE | {"residency": 1.5}]}, "probes.0.residency"),
-        ({"probes": [PROBE | {"score": PROBE["score"] | {"passed": 2}}]}, "are not 2"),
+        (
+            {"probes": [PROBE | {"score": PROBE["score"] | {"passed": 2}}]},
+            "2 of 2 and 1 others do not add up",
+        ),
         ({"probes": [PROBE | {"score": PROBE["score"] | {"outcome": "pass"}}]}, "does not follow"),
     ],
 )
