@@ -12,8 +12,8 @@ from textwrap import dedent
 _MOST_CHARACTERS = 100_000
 _MOST_LINES = 2_000
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-# A fence opens at the end of a line of prose, too: models do that.
-_OPENS = re.compile(r"(`{3,}|~{3,})[ \t]*([\w+.#-]*)[^`\n]*$")
+# (before, fence, language, more)
+_OPENS = re.compile(r"([^`~]*)(`{3,}|~{3,})[ \t]*([\w+.#-]*)([^`]*)$")
 _PYTHON = {"", "python", "python3", "py", "py3", "python-3", "code", "ipython"}
 _STARTS = re.compile(r"(?:import|from|def|class|async def)\s+\w|@\w")
 _DEFINING = (
@@ -53,9 +53,10 @@ def _fenced(text: str) -> Iterator[tuple[str, str]]:
     fence, language, lines = "", "", list[str]()
     for line in text.split("\n"):
         if not fence:
-            opened = _OPENS.search(line)
-            if opened:
-                fence, language, lines = opened[1], opened[2], []
+            opened = _OPENS.match(line)
+            # at the end of a line of prose, too: models do that
+            if opened and not (opened[1].strip() and opened[4].strip()):
+                fence, language, lines = opened[2], opened[3], []
             continue
         stripped = line.strip()
         closed = stripped.startswith(fence) and not stripped.strip(fence[0])

@@ -40,6 +40,8 @@ EXAMPLE = "print(fee_for(None))"
         ("```python\ndef fee_for(entry):\n    return (1", ["def fee_for(entry):\n    return (1"]),
         ("```python\ndef fee_for(entry:\n```\n```python\nx = (\n```", ["def fee_for(entry:"]),
         (f"Use `fee_for`:\n```python\n{CODE}\n```", [CODE]),
+        (f"Use ```fee_for``` so:\n```python\n{CODE}\n```", [CODE]),
+        (f"Say ~~~no~~~ or ``yes``.\n```python\n{CODE}\n```", [CODE]),
         ("```python\n```", [""]),
         ("def f(:\n  x", ["def f(:\n  x"]),
     ],

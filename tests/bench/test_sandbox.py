@@ -31,30 +31,28 @@ def returned(code: str, *arguments: object, limits: Limits | None = None) -> Mea
     return found
 
 
-def raised(code: str) -> str | None:
-    """The error of ``code``, which stands in a function's body."""
-    body = "\n".join(f"    {line}" for line in code.splitlines())
-    return returned(f"import os, sys\ndef f():\n{body}").error
+def raised(*attempts: str) -> list[str | None]:
+    """The error of each attempt, which stands in the body of a function; in one process."""
+    bodies = ["\n".join(f"    {line}" for line in one.split("\n")) for one in attempts]
+    code = "import os\n" + "".join(f"def f{n}():\n{body}\n" for n, body in enumerate(bodies))
+    instrument = "def run(answer, n):\n    answer[f'f{n}']()"
+    calls = [Call("run", (number,)) for number in range(len(attempts))]
+    return [found.error for found in measure([code], instrument, calls)]
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Iterator[Path]:
+def victim() -> Iterator[Path]:
     """A file that everybody may write and remove, with a secret beside it."""
-    folder = Path("/tmp") / f"pace-victim-{os.getpid()}"
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    path = folder / "file"
-    path.write_text("whole")
-    path.chmod(0o666)
-    secret = folder / "secret"
-    secret.write_text("hidden")
-    secret.chmod(0o600)
-    yield path
-    assert sorted(file.name for file in folder.iterdir()) == ["file", "secret"]
-    assert path.read_text() == "whole"
-    for file in (path, secret):
-        file.unlink()
-    folder.rmdir()
+    with tempfile.TemporaryDirectory(prefix="pace-victim-", dir="/tmp") as name:
+        folder = Path(name)
+        path, secret = folder / "file", folder / "secret"
+        path.write_text("whole")
+        secret.write_text("hidden")
+        for one, mode in ((folder, 0o777), (path, 0o666), (secret, 0o600)):
+            one.chmod(mode)
+        yield path
+        assert sorted(file.name for file in folder.iterdir()) == ["file", "secret"]
+        assert path.read_text() == "whole"
 
 
 HOSTILE = {
@@ -125,7 +123,7 @@ def test_a_hostile_answer_loses_every_check(name: str) -> None:
     began = time.monotonic()
     total, failed = failed_checks(SPEC, "p1", answer, Limits(wall=0.5))
     assert (total, failed) == (7, FEES)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     if "sleep" in HOSTILE[name]:
         running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
         assert ["sleep", "98765"] not in running
@@ -137,12 +135,12 @@ def test_what_was_measured_before_the_time_is_over_counts() -> None:
         f"def fee_for(entry):\n    while entry.{SPEC.f_amt} != {amounts(SPEC)[0].value}:\n"
         f"        pass\n    return {right}"
     )
-    assert failed_checks(SPEC, "p1", answer, Limits(wall=0.5)) == (7, FEES[1:])
+    assert failed_checks(SPEC, "p1", answer, Limits(wall=1.0)) == (7, FEES[1:])
 
 
 def test_files_are_neither_written_nor_removed_nor_changed(victim: Path) -> None:
     path, folder = str(victim), str(victim.parent)
-    for attempt in (
+    attempts = [
         f"open({path!r}, 'w')",
         f"open({path!r}, 'r+')",
         f"open({path!r}, 'a')",
@@ -150,25 +148,23 @@ def test_files_are_neither_written_nor_removed_nor_changed(victim: Path) -> None
         f"os.remove({path!r})",
         f"os.rename({path!r}, {path!r} + '2')",
         f"os.truncate({path!r}, 0)",
-        f"os.chmod({path!r}, 0)",
         f"os.mkdir({folder!r} + '/new')",
         f"os.symlink('/', {folder!r} + '/new')",
         f"os.utime({path!r})",
         f"os.open({folder!r}, os.O_TMPFILE | os.O_RDWR)",
         "open('here', 'w')",
         "os.memfd_create('m')",
-        "import tempfile\ntempfile.TemporaryFile()",
-    ):
-        assert raised(attempt) in ("PermissionError", "FileNotFoundError"), attempt
+    ]
+    assert raised(*attempts) == ["PermissionError"] * len(attempts)
+    assert raised("import tempfile\ntempfile.TemporaryFile()") == ["FileNotFoundError"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_root_becomes_nobody_who_cannot_read_what_is_ours(victim: Path) -> None:
-    assert raised(f"open({str(victim.with_name('secret'))!r})") == "PermissionError"
+    attempts = [f"open({str(victim.with_name('secret'))!r})", "os.setuid(0)", "os.getresuid()"]
     for private in ("environ", "mem", "cwd/x", "fd/0"):
-        assert raised(f"open('/proc/{os.getpid()}/{private}', 'rb')") == "PermissionError"
-    assert raised("os.setuid(0)") == "PermissionError"
-    assert returned("import os\ndef f():\n    return [*os.getresuid()]").error == "PermissionError"
+        attempts.append(f"open('/proc/{os.getpid()}/{private}', 'rb')")
+    assert raised(*attempts) == ["PermissionError"] * len(attempts)
     assert returned("import os\ndef f():\n    return os.getuid()").value == 65534
 
 
@@ -179,14 +175,17 @@ def test_the_environment_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limits_cannot_be_raised_and_processes_cannot_start() -> None:
-    lift = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (9, 9))"
-    assert raised(lift) in ("PermissionError", "ValueError")
-    assert raised("os.fork()") in ("PermissionError", "BlockingIOError")
-    assert raised("os.kill(os.getpid(), 0)") == "PermissionError"
-    assert raised("os.posix_spawn('/bin/true', ['true'], {})") in (
-        "PermissionError",
-        "BlockingIOError",
+    attempts = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))",
+        "os.fork()",
+        "os.kill(os.getpid(), 0)",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "os.execv('/bin/true', ['true'])",
+        "os.setsid()",
     )
+    first, *others = raised(*attempts)
+    assert first in ("PermissionError", "ValueError")
+    assert others == ["PermissionError"] * 5
 
 
 @pytest.mark.parametrize(
@@ -240,7 +239,7 @@ def test_nothing_is_run_where_the_kernel_filters_nothing(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as another user anyhow")
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python for everybody")
-def test_the_filter_alone_holds_for_a_user_who_is_not_root(tmp_path: Path) -> None:
+def test_the_filter_alone_holds_for_a_user_who_is_not_root() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         child = Path(shutil.copy(sandbox._CHILD, folder))
