@@ -45,7 +45,7 @@ run: $(RUN_STAMP) ## Set up, fetch the embedded model, start the stack and play 
 .PHONY: test
 test: $(DEV_STAMP) ## Set up and run every test that needs no GPU
 	$(BIN)/pace model add $(MODEL)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(DEV_STAMP) ## Check style, format and types

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[leftovers.FILES_BEFORE] = leftovers.untracked_files(CHECKOUT)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for ``-n``: a file's tests stay together, and so do those of the shared server."""
+    for item in items:
+        shared = "server" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("server" if shared else item.path.stem))
+
+
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     yield
@@ -58,9 +66,19 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     found = leftovers.processes() + leftovers.listening_sockets()
     if not config.getoption("--editing"):
         found += leftovers.new_files(CHECKOUT, config.stash[leftovers.FILES_BEFORE])
+    if (output := getattr(config, "workeroutput", None)) is not None:  # one of several (-n)
+        output[leftovers.OF_WORKER] = found
+    found = config.stash.setdefault(leftovers.FOUND, []) + found
     config.stash[leftovers.FOUND] = found
     if found and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker left behind; one that crashed says nothing, and fails by that."""
+    found = getattr(node, "workeroutput", {}).get(leftovers.OF_WORKER, [])
+    node.config.stash.setdefault(leftovers.FOUND, []).extend(found)
 
 
 def pytest_terminal_summary(

@@ -21,15 +21,15 @@ def test_leaves_things_behind():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
                              start_new_session=True, 
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    print("PID", child.pid)
+    open("pid", "w").write(str(child.pid))
 """
 
 
-def run_inner(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+def run_inner(folder: Path, source: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run ``source`` as the only test file of a session of its own under our conftest."""
     (folder / "test_inner.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-s", "--editing"]
-    command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "test_inner.py"]
+    command += ["--rootdir", str(folder), "-p", "no:cacheprovider", *args, "test_inner.py"]
     return subprocess.run(
         command,
         cwd=folder,
@@ -40,9 +40,12 @@ def run_inner(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_leaked_process_and_socket_fail_the_session(tmp_path: Path) -> None:
-    result = run_inner(tmp_path, LEAKY)
-    pid = int(result.stdout.split("PID ")[1].split()[0])
+@pytest.mark.parametrize("args", [(), ("-n", "1", "--dist", "loadgroup")], ids=["alone", "workers"])
+def test_a_leaked_process_and_socket_fail_the_session(
+    tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    result = run_inner(tmp_path, LEAKY, *args)
+    pid = int((tmp_path / "pid").read_text())
     os.kill(pid, signal.SIGKILL)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
     assert "1 passed" in result.stdout

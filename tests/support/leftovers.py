@@ -15,6 +15,8 @@ import pytest
 MARK = "PACE_TEST_SESSION"
 FILES_BEFORE = pytest.StashKey[frozenset[str] | None]()
 FOUND = pytest.StashKey[list[str]]()
+OF_WORKER = "left_behind"
+"""Where a worker of pytest-xdist tells the controller what it found."""
 GRACE_S = 5.0
 
 
