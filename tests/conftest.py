@@ -12,7 +12,11 @@ import pytest
 
 from tests.support import leftovers
 
-REAL_PACE_HOME = os.environ.get("PACE_HOME")
+# Workers of pytest-xdist start in the environment that the session itself has made.
+REAL_HOME_VARIABLE = "PACE_TEST_REAL_HOME"
+REAL_PACE_HOME = os.environ.get(
+    REAL_HOME_VARIABLE, os.environ.get("PACE_HOME") or os.path.expanduser("~/.cache/pace")
+)
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Set for the whole session, and before any library reads it: fixtures of wider scope and child
 # processes see the same world as the tests.
@@ -47,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         patch.delenv(name, raising=False)
     for name, value in ENVIRONMENT.items():
         patch.setenv(name, value)
+    patch.setenv(REAL_HOME_VARIABLE, REAL_PACE_HOME)
     patch.setenv("PACE_HOME", home.name)
     patch.setenv(leftovers.MARK, leftovers.new_mark())
     config.stash[leftovers.FILES_BEFORE] = leftovers.untracked_files(CHECKOUT)
@@ -101,7 +106,7 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def real_pace_home() -> Path:
     """The user's own ``$PACE_HOME``; read from it, never write."""
-    return Path(REAL_PACE_HOME or "~/.cache/pace").expanduser().absolute()
+    return Path(REAL_PACE_HOME).absolute()
 
 
 @pytest.fixture(scope="session")
