@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from bench.cli_renumbering import renumbering
 from bench.cli_report import merge, report
 
 
@@ -14,3 +15,4 @@ def bench() -> None:
 
 bench.add_command(merge)
 bench.add_command(report)
+bench.add_command(renumbering)

@@ -12,17 +12,14 @@ from __future__ import annotations
 import platform
 import random
 import sysconfig
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-import numpy as np
 import torch
-from scipy.stats import bootstrap
 
+from bench.statistics import bootstrap_mean
 from engine.catalog import load_profile, resolve_model
 from engine.config import CachePolicy, ModelProfile, PolicyConfig
 from engine.flow import Flow, TurnRecord, Writer, cut
@@ -134,15 +131,7 @@ def _run(flow: Flow[Measured], runner: ModelRunner, pool: KVPool) -> Measured:
             return found
 
 
-def interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % bootstrap interval (BCa) of the mean."""
-    found = bootstrap(
-        (np.asarray(differences),), np.mean, n_resamples=10_000, rng=np.random.default_rng(seed)
-    ).confidence_interval
-    return float(found.low), float(found.high)
-
-
-def table(rows: Sequence[tuple[Window, dict[str, Measured]]], seed: int) -> str:
+def table(rows: Sequence[tuple[Window, dict[str, Measured]]]) -> str:
     """The result in Markdown."""
     lines = [
         "| file | renumbers before, within | as written | renumbered | difference |",
@@ -157,51 +146,55 @@ def table(rows: Sequence[tuple[Window, dict[str, Measured]]], seed: int) -> str:
             f"| {window.name} | {renumbered.renumbers_before}, {within} | {plain.nll:.4f} | "
             f"{renumbered.nll:.4f} | {differences[-1]:+.4f} |"
         )
-    low, high = interval(differences, seed)
-    mean = float(np.mean(differences))
-    lines += [
-        "",
-        f"Mean difference {mean:+.4f} nats a token, 95 % interval [{low:+.4f}, {high:+.4f}].",
-    ]
+    mean, low, high, _ = bootstrap_mean(differences)
+    lines += ["", f"Mean {mean:+.4f} nats a token, 95 % interval [{low:+.4f}, {high:+.4f}]."]
     return "\n".join(lines)
 
 
-@click.command()
-@click.option("--model", default="smollm2-135m", show_default=True)
-@click.option("--device", default="auto", show_default=True)
-@click.option("--windows", "count", default=16, show_default=True, type=click.IntRange(2))
-@click.option("--prefix", default=6144, show_default=True, type=click.IntRange(1))
-@click.option("--continuation", default=512, show_default=True, type=click.IntRange(1))
-@click.option("--seed", default=0, show_default=True)
-@click.option("--threads", default=None, type=int, help="CPU threads; all cores if left out.")
-def main(
-    model: str, device: str, count: int, prefix: int, continuation: int, seed: int, threads: int
-) -> None:
-    """Measure the cost of renumbering and print a Markdown table."""
+def renumbering_cost(
+    model: str,
+    device: str,
+    count: int,
+    prefix: int,
+    continuation: int,
+    seed: int,
+    threads: int,
+    progress: Callable[[str], None],
+) -> str:
+    """Measure ``count`` windows under both arms; the result in Markdown.
+
+    Args:
+        model: as for ``pace serve``.
+        prefix, continuation: tokens of a window.
+        seed: which files, and where in them.
+        threads: CPU threads of a forward.
+        progress: is told of every window.
+
+    Raises:
+        ValueError: the standard library has not enough long files.
+    """
     path = resolve_model(model)
     profile = load_profile(path)
     tokenizer: Any = load_tokenizer(path, None)
-    set_threads(threads or torch.get_num_threads())
+    set_threads(threads)
     dtype = getattr(torch, profile.dtype) if profile.dtype else None
     runner = ModelRunner.load(path, device, dtype)
     policies = arms(profile, runner.model_range)
     pool = KVPool(runner.shape, _POOL_BYTES, profile.chunk)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
     rows: list[tuple[Window, dict[str, Measured]]] = []
-    begun = time.monotonic()
-    encode: Encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
     for window in windows(encode, count, prefix + continuation, seed):
         found = {
             name: measure(runner, policy, pool, window, prefix) for name, policy in policies.items()
         }
         rows.append((window, found))
-        click.echo(f"{len(rows)}/{count} {time.monotonic() - begun:.0f} s {window.name}", err=True)
-    limit = policies["renumbered"].position_limit
-    click.echo(
+        progress(f"{len(rows)} of {count}: {window.name}")
+    return (
         f"{model}, {runner.dtype}, Python {platform.python_version()}: budget {profile.budget}, "
-        f"prefix {prefix}, continuation {continuation} tokens, L = {limit}.\n"
+        f"prefix {prefix}, continuation {continuation} tokens, "
+        f"L = {policies['renumbered'].position_limit}.\n\n{table(rows)}"
     )
-    click.echo(table(rows, seed))
-
-
-if __name__ == "__main__":
-    main()
