@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.report.pool import Pool, condition, mean_logprob
+from bench.report.pool import Pool, condition, has_foresight, mean_logprob
 from bench.report.table import Lacking, Table, interval, number
 from bench.report.tables import Arms, paired
 
@@ -63,7 +63,7 @@ def _by_distance(pool: Pool, arms: Arms) -> Iterator[Table | Lacking]:
             ("D", *names, *(f"gap {arm}" for arm in near), f"{arms.ours} vs. {arms.baseline}"),
             tuple(rows),
             "D: tokens between the definitions and the probes. Gap: mean distance, in positions "
-            f"the model sees, from the query to what it needs. {_sessions(at)}",
+            f"the model sees, from the query to what it needs. {_residency(at)}{_sessions(at)}",
         )
         if set(_PRIMARY) <= set(sweep.probe_names):
             yield Table(
@@ -138,6 +138,20 @@ def _logprobs(pool: Pool) -> Table | Lacking:
         tuple(rows),
         "In brackets: 95% bootstrap intervals over sessions.",
     )
+
+
+def _residency(at: dict[int, Pool]) -> str:
+    """Of the arms with foresight, the range over arms and distances."""
+    planned = [
+        here.arm(arm)
+        for here in at.values()
+        for arm in here.arms
+        if has_foresight(here.arm(arm).lines[0])
+    ]
+    found = [one for part in planned if (one := part.mean(lambda p: p.residency)) is not None]
+    if not found:
+        return ""
+    return f"Residency of what is needed, with foresight: {min(found):.3f} to {max(found):.3f}. "
 
 
 def _sessions(at: dict[int, Pool]) -> str:

@@ -135,6 +135,7 @@ def test_how_probes_ended() -> None:
 def test_distance_tables_have_a_row_per_distance() -> None:
     found = tables(sweep(), Arms("retention-only", "pace"))
     third = rows(the(found, "(table 3)"))
+    assert "with foresight: 0.995 to 0.995." in the(found, "(table 3)").note
     assert list(third) == ["2,000", "90,000"]
     assert third["90,000"] == {
         "D": "90,000",
