@@ -17,9 +17,9 @@ Without such a filter (Linux on x86_64 and aarch64 have it) nothing is run.
 What this does not protect against: an answer may read every file its user may read (nobody, when we
 are root; else *our* user, with what /proc shows of our processes, so do not run benchmarks as a
 user with secrets). It cannot send them anywhere, and no value it returns is stored. It may find, in
-its own process, the classes and the inputs it is checked with, but not what is expected. It uses a core and its share of memory until
-its time is over. An attack on the kernel itself is out of scope; run whole benchmarks in a virtual
-machine when the model under test might try one.
+its own process, the classes and the inputs it is checked with, but not what is expected. It uses a
+core and its share of memory until its time is over. An attack on the kernel itself is out of scope;
+run whole benchmarks in a virtual machine when the model under test might try one.
 """
 
 from __future__ import annotations
