@@ -8,6 +8,7 @@ takes system, user, assistant (with tool calls) and tool messages.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -39,11 +40,19 @@ CHAT_TEMPLATE = """\
 """
 
 
-def make_protocol_model(path: Path) -> Path:
-    """Write the protocol model as a transformers folder with a PACE profile; return ``path``.
+def make_protocol_model(path: Path, profile: ModelProfile = PROFILE, **changes: Any) -> Path:
+    """Write the protocol model, with ``changes`` to its configuration, as a transformers folder
+    with a PACE profile; return ``path``.
 
     Deterministic: the same weights on every machine.
     """
+    settings: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     tokenizer = byte_tokenizer()
     generator_state = torch.get_rng_state()
     torch.manual_seed(SEED)
@@ -51,11 +60,7 @@ def make_protocol_model(path: Path) -> Path:
         model = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=len(tokenizer),
-                hidden_size=64,
-                intermediate_size=128,
-                num_hidden_layers=4,
-                num_attention_heads=4,
-                num_key_value_heads=2,
+                **settings | changes,
                 max_position_embeddings=8192,
                 # Large weights spread the logits, so that greedy answers have no near ties.
                 initializer_range=0.2,
@@ -69,7 +74,7 @@ def make_protocol_model(path: Path) -> Path:
         torch.set_rng_state(generator_state)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    write_profile(path, PROFILE, name="protocol")
+    write_profile(path, profile, name="protocol")
     return path
 
 
