@@ -10,16 +10,18 @@ more than a guess. The child has
 - the user ``nobody`` when we are root;
 - a filter in the kernel (seccomp) that refuses every system call but those that computing, reading
   files and writing to what is open already need: no process or thread is started, no signal sent,
-  no socket opened, no file made, changed or removed.
+  no socket opened, no file made, changed or removed;
+- where the kernel has Landlock (since 5.13), nothing to read but the standard library and the
+  system's libraries, and no look into other processes.
 
 Without such a filter (Linux on x86_64 and aarch64 have it) nothing is run.
 
-What this does not protect against: an answer may read every file its user may read (nobody, when we
-are root; else *our* user, with what /proc shows of our processes, so do not run benchmarks as a
-user with secrets). It cannot send them anywhere, and no value it returns is stored. It may find, in
-its own process, the classes and the inputs it is checked with, but not what is expected. It uses a
-core and its share of memory until its time is over. An attack on the kernel itself is out of scope;
-run whole benchmarks in a virtual machine when the model under test might try one.
+What this does not protect against: without Landlock an answer may read every file its user may read
+(nobody, when we are root; else *our* user, with what /proc shows of our processes). It cannot send
+them anywhere, and no value it returns is stored. It may find, in its own process, the classes and
+the inputs it is checked with, but not what is expected. It uses a core and its share of memory
+until its time is over. An attack on the kernel itself is out of scope; run whole benchmarks in a
+virtual machine when the model under test might try one.
 """
 
 from __future__ import annotations

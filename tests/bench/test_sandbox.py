@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from bench.sandbox import Call, Limits, Measured, SandboxError, measure
 
 SPEC = sample_spec(11)
 FEES = [kind for kind, _ in amounts(SPEC)]
+LANDLOCK = ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
 INSTRUMENT = "def run(answer, *arguments):\n    return answer['f'](*arguments)\n"
 
 
@@ -237,17 +239,36 @@ def test_nothing_is_run_where_the_kernel_filters_nothing(
         returned("")
 
 
+@pytest.mark.skipif(not LANDLOCK, reason="needs Landlock")
+def test_nothing_is_read_but_libraries() -> None:
+    attempts = [
+        "open('/etc/passwd')",
+        "os.listdir('/')",
+        "os.listdir('/proc/self/fd')",
+        "open('x')",
+    ]
+    attempts += [f"open({__file__!r})", "open('/proc/self/environ')", "open('/proc/self/mem')"]
+    assert set(raised(*attempts)) <= {"PermissionError", "FileNotFoundError"}
+    assert raised("open('/dev/urandom', 'rb').read(1)", "import wave, xml.dom") == [None, None]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as another user anyhow")
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python for everybody")
 def test_the_filter_alone_holds_for_a_user_who_is_not_root() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         child = Path(shutil.copy(sandbox._CHILD, folder))
-        code = "import os\ndef f():\n    os.kill(os.getppid(), 9)\ndef g():\n    open('x', 'w')\n"
+        mine = Path(folder, "mine")
+        mine.touch(mode=0o600)
+        os.chown(mine, 1234, 1234)
+        code = (
+            "import os\ndef f():\n    os.kill(os.getppid(), 9)\ndef g():\n    open('mine', 'a')\n"
+        )
+        code += "def i():\n    open('mine')\n"
         job = {
             "sources": [code + "def h():\n    import fractions\n    return os.getuid()"],
             "instrument": "def run(answer, name):\n    return answer[name]()",
-            "calls": [["run", ["f"]], ["run", ["g"]], ["run", ["h"]]],
+            "calls": [["run", [name]] for name in "fghi"],
             "memory": 512 << 20,
             "cpu": 5,
         }
@@ -265,4 +286,5 @@ def test_the_filter_alone_holds_for_a_user_who_is_not_root() -> None:
         {"call": 0, "error": "PermissionError"},
         {"call": 1, "error": "PermissionError"},
         {"call": 2, "value": 1234},
+        {"call": 3, "error": "PermissionError"} if LANDLOCK else {"call": 3, "value": None},
     ], (done.stderr, sys.version)
