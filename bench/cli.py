@@ -6,9 +6,15 @@ import click
 
 from bench.cli_renumbering import renumbering
 from bench.cli_report import merge, report
+from serve.cli import LazyGroup
+
+_TABLE = {
+    "plan": ("bench.cli_run", "plan", "Show a plan's sessions and what they cost."),
+    "run": ("bench.cli_run", "run", "Run a plan; a stopped run goes on where it was."),
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, table=_TABLE)
 def bench() -> None:
     """Compare eviction methods on long sessions."""
 

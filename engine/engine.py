@@ -283,6 +283,17 @@ class KVEngine(SessionReaders):
             session = self.store.table.get(namespace, session_id, begun=True)
             return set_plan(session, change, policy)
 
+    def fork(self, namespace: str, session_id: str, name: str) -> None:
+        """Make another session, ``name``, that goes on from where this one is; its ledger is empty.
+
+        Raises:
+            SessionNotFound, SessionBusy: nothing to fork, or a turn runs.
+            Conflict: there is a session ``name``.
+            CapacityExceeded: no room for it.
+        """
+        with self.store.lock:
+            self.store.fork(self.store.table.get(namespace, session_id), name)
+
     def delete(self, namespace: str, session_id: str) -> None:
         """See ``Engine.delete``."""
         with self.store.lock:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.plan import MessageSpan
+from engine.plan import MessageSpan, next_use, step_messages
 from engine.retention import NO_USE, Candidates, forced
 from engine.row import Row
 from engine.state import SessionState
@@ -152,6 +152,39 @@ def renumber_runs(row: Row) -> dict[str, list[int]]:
         "count": (end - first).tolist(),
         "old_first": least[first].tolist(),
         "old_last": most[end - 1].tolist(),
+    }
+
+
+def composition_data(state: SessionState, logical: Tensor, score: Tensor) -> dict[str, Any]:
+    """What a step's query sees (paper, section 5.7): candidates ``[L, N]``, the newest its own.
+
+    ``sink``, ``needed`` (what the plan says this step reads), ``recent`` (the recent window and the
+    step's own tokens) and ``other_old`` are tokens, means over layers; each token is of the first
+    class that fits. ``highest_unprotected_score``: the highest score, over layers, of a token that
+    is neither planned for any step nor sink nor in the recent window; None without such a token.
+    """
+    layers, step = logical.shape[0], state.step
+    own = state.messages[step_messages(state.steps, state.messages, step).start].start
+    policy = state.policy
+    newest = torch.zeros_like(logical, dtype=torch.bool)
+    if policy.recent:
+        newest[:, -policy.recent :] = True
+    classes = {
+        "sink": logical < policy.sinks,
+        "needed": next_use(state.needed(step), logical) < NO_USE,
+        "recent": newest | (logical >= own),
+    }
+    left = torch.ones_like(newest)
+    found: dict[str, Any] = {}
+    for name, members in classes.items():
+        found[name] = int((members & left).sum()) / layers
+        left &= ~members
+    reserved = classes["sink"] | newest | (next_use(state.protected(step), logical) < NO_USE)
+    highest = float(score.masked_fill(reserved, float("-inf")).max())
+    return {
+        **found,
+        "other_old": int(left.sum()) / layers,
+        "highest_unprotected_score": highest if math.isfinite(highest) else None,
     }
 
 

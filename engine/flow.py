@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ContextLengthExceeded
-from engine.events import eviction_data, renumber_runs, residency_data
+from engine.events import composition_data, eviction_data, renumber_runs, residency_data
 from engine.ledger import Notes
 from engine.plan import next_use, residency, rotary_gap
 from engine.policies import observed_queries
@@ -65,6 +65,7 @@ class TurnRecord:
     last_eviction: Mapping[str, Any] | None = None
     residency: float | None = None
     rotary_gap: int | None = None
+    composition: dict[str, Any] = field(default_factory=dict)
     evict_s: float = 0.0
     renumber_s: float = 0.0
 
@@ -96,7 +97,8 @@ class Writer:
 
         Args:
             logits: wanted for the last token or for all.
-            measure: take residency and rotary gap here (last prompt token, before eviction).
+            measure: take residency, rotary gap and composition here (last prompt token, before
+                eviction).
 
         Raises:
             ContextLengthExceeded: the state has no room for them.
@@ -121,6 +123,8 @@ class Writer:
             needed = state.needed(state.step)
             record.residency = residency(needed, logical)
             record.rotary_gap = rotary_gap(needed, logical, physical, first + count - 1)
+            score = torch.cat((row.score[:, :resident], fresh_score), dim=1)
+            record.composition = composition_data(state, logical, score)
         if written.staged is None:
             raw, value = (array[:, :, resident : resident + 1] for array in (row.raw, row.value))
         else:

@@ -118,6 +118,7 @@ def turn_event(turn: RunningTurn, usage: Usage, finish: str) -> dict[str, Any]:
         "displaced": record.displaced,
         "residency": record.residency,
         "rotary_gap": record.rotary_gap,
+        "composition": record.composition,
         "finish_reason": finish,
         "schedule": record.schedule,
         "times": {

@@ -62,7 +62,7 @@ def score_flow(
             at += len(piece)
         tokens = tuple(chat.tokenizer.decode([token]) for token in ids)
         scored.append(ScoredContinuation(tuple(ids), tokens, tuple(values)))
-    return ScoreResult(tuple(scored), record.residency, record.rotary_gap)
+    return ScoreResult(tuple(scored), record.residency, record.rotary_gap, record.composition)
 
 
 def reporting(

@@ -94,6 +94,20 @@ class SessionState:
             rng=CounterRng(self.rng.seed, self.rng.draws),
         )
 
+    def copy(self, row: Row | None) -> SessionState:
+        """An independent copy whose KV lives in ``row`` (of the same capacity, empty); both may
+        commit. O(session)."""
+        if self.row is not None and row is not None:
+            row.copy_from(self.row)
+        return replace(
+            self,
+            row=row,
+            tokens=token_log(self.tokens[:]),
+            messages=ForkableLog(self.messages[:]),
+            steps=ForkableLog(self.steps[:]),
+            rng=CounterRng(self.rng.seed, self.rng.draws),
+        )
+
     def fill_row(self, origin: SessionState) -> None:
         """Copy the KV of ``origin`` and derive the rotated keys."""
         row = self.active_row()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from engine.config import CachePolicy, EngineConfig, PolicyConfig
-from engine.errors import CapacityExceeded, ConfigError, InvalidRequest
+from engine.errors import CapacityExceeded, ConfigError, Conflict, InvalidRequest
 from engine.history import History
 from engine.ledger import Ledger
 from engine.pool import KVPool
@@ -108,6 +108,26 @@ class SessionStore:
             row.rotated = buffer
             return row
 
+    def fork(self, source: Session, session_id: str) -> None:
+        """Make the session ``session_id`` out of the committed state of ``source``.
+
+        Raises:
+            SessionBusy: ``source`` runs a turn.
+            Conflict: there is such a session already.
+            CapacityExceeded: no room for its row.
+        """
+        with self.lock:
+            origin = check_continues(source, "current", None)
+            if self.table.find(source.namespace, session_id) is not None:
+                raise Conflict(f"there is a session {session_id!r} already", param="session_id")
+            row = None
+            if origin.row is not None:
+                row = self._make_room(source, lambda: self.pool.acquire(origin.policy.capacity))
+            twin = self._session(source.namespace, session_id, source.policy, origin.copy(row))
+            twin.turns = source.turns
+            self._add(twin)
+            self.table.index(twin)
+
     def commit(self, session: Session, origin: SessionState, state: SessionState) -> None:
         """Swap ``state`` in; ``origin`` becomes the previous one, others are freed."""
         with self.lock:
@@ -176,14 +196,15 @@ class SessionStore:
         )
         if request.tools is not None and request.tools.definitions:
             state.show_tools(request.tools.definitions)
-        return Session(
-            namespace=request.namespace,
-            session_id=request.session_id,
-            policy=self._policies[name],
-            state=state,
-            ledger=Ledger(self._config.ledger_events),
-            history=History(self._config.ledger_steps, self._config.summary_bytes),
-        )
+        return self._session(request.namespace, request.session_id, self._policies[name], state)
+
+    def _session(
+        self, namespace: str, session_id: str, policy: PolicyConfig, state: SessionState
+    ) -> Session:
+        """With nothing in its ledger and history."""
+        ledger = Ledger(self._config.ledger_events)
+        history = History(self._config.ledger_steps, self._config.summary_bytes)
+        return Session(namespace, session_id, policy, state, ledger, history)
 
     def _add(self, session: Session) -> None:
         if len(self.table) >= self._config.max_sessions:

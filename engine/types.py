@@ -249,11 +249,13 @@ class ScoredContinuation:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """Scores of all continuations, with the cache figures at the last prompt token."""
+    """Scores of all continuations, with the cache figures at the last prompt token
+    (``composition``: see ``engine.events.composition_data``)."""
 
     continuations: tuple[ScoredContinuation, ...]
     residency: float | None
     rotary_gap: int | None
+    composition: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

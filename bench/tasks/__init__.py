@@ -13,7 +13,7 @@ import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from engine.errors import ConfigError
 
@@ -27,6 +27,14 @@ _STEP = re.compile(r"<step (\d+)>")
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """A true ``text`` of an answer whose log-probability is measured, behind its ``opening``."""
+
+    text: str
+    opening: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """A question that only the definitions answer.
 
@@ -35,8 +43,8 @@ class Probe:
         prompt: the user message; see the module's text for ``<step i>``.
         reads: indices (from 0) into the task's definitions: what the plan says it needs.
         forked: asked on a fork of the session, which then goes on as if it had not been asked.
-        targets: true continuations of the answer whose log-probability is measured.
-        max_tokens: of the answer; 0: nothing is generated, only the targets are measured.
+        targets: what of a true answer is measured by its log-probability.
+        max_tokens: of the answer.
         after: names of earlier probes whose steps it reads too.
     """
 
@@ -44,7 +52,7 @@ class Probe:
     prompt: str
     reads: tuple[int, ...]
     forked: bool
-    targets: tuple[str, ...]
+    targets: tuple[Target, ...]
     max_tokens: int
     after: tuple[str, ...] = ()
 
@@ -107,6 +115,15 @@ class Task(Protocol):
         self, spec: Spec, probe: Probe, answer: str, earlier: Mapping[str, str]
     ) -> ProbeScore:
         """Check an answer. ``earlier``: answers of the session's earlier probes, by name."""
+        ...
+
+
+@runtime_checkable
+class GivenReplies(Protocol):
+    """A task may give the answers of its definition steps instead of asking the model."""
+
+    def replies(self, spec: Spec) -> Sequence[str]:
+        """One per definition."""
         ...
 
 

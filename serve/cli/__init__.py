@@ -6,7 +6,7 @@ import errno
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,20 +23,29 @@ COMMANDS = {
     "model": ("serve.cli.model", "model", "Add, list and check models."),
     "serve": ("serve.cli.serve", "serve", "Start the server."),
 }
+Table = Mapping[str, tuple[str, str, str]]
+Table = Mapping[str, tuple[str, str, str]]
 # A person can act on these without a traceback.
 _PLAIN_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module only when that subcommand is run."""
+    """A group that imports a subcommand's module only when that subcommand is run.
+
+    ``table``: like ``COMMANDS``; commands may be added beside it.
+    """
+
+    def __init__(self, *args: Any, table: Table, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted([*self.table, *self.commands])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, name, _ = COMMANDS[cmd_name]
+        if cmd_name not in self.table:
+            return super().get_command(ctx, cmd_name)
+        module, name, _ = self.table[cmd_name]
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
@@ -44,17 +53,21 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            known = ", ".join(sorted(COMMANDS))
-            ctx.fail(f"No such command {args[0]!r}. Commands: {known}.")
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. Commands: {', '.join(names)}.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        lines = {name: line for name, (_, _, line) in self.table.items()}
+        lines |= {name: command.get_short_help_str() for name, command in self.commands.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][2]) for name in sorted(COMMANDS)])
+            formatter.write_dl(sorted(lines.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="pace-engine", prog_name="pace")
 def cli() -> None:
     """PACE: long agent sessions from a small, constant KV cache."""

@@ -211,7 +211,7 @@ def main(tokens: int, rounds: int, decode: int, model: str, clock: str) -> None:
 
 def in_engine_environment() -> None:
     """Begin again with the environment ``pace serve`` gives its engine, unless it is set."""
-    from serve.app import ENGINE_ENV
+    from engine.environment import ENGINE_ENV
 
     if any(os.environ.get(name) != value for name, value in ENGINE_ENV.items()):
         command = [sys.executable, "-m", "tests.benchmarks.session_speed", *sys.argv[1:]]

@@ -39,7 +39,8 @@ def cluster() -> Iterator[RayCluster]:
 @pytest.fixture(scope="module")
 def engines(cluster: RayCluster, protocol_model: Path) -> Any:
     """A handle of three engine replicas behind an Ingress."""
-    from serve import app
+    from engine.environment import ENGINE_ENV
+from serve import app
 
     config = ServeConfig(
         http=HttpConfig(port=cluster.port),
@@ -150,7 +151,7 @@ def doors(cluster: RayCluster) -> Doors:
     engine = ray_serve.deployment(
         FakeReplica,
         name="Engine",
-        ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": app.ENGINE_ENV}},
+        ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": ENGINE_ENV}},
         max_ongoing_requests=100,
     )
     cluster.run(app.ingress_deployment(config).bind(config, engine.bind(config)))
