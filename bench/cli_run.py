@@ -8,17 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.only import Only
 from bench.plan import BenchPlan, load_plan
-from bench.results import ResultLine
-from bench.runner import BenchRun, Group, Only
 from engine.environment import enter_environment
+
+if TYPE_CHECKING:  # they import torch, which reads the environment
+    from bench.results import ResultLine
+    from bench.runner import Group
 
 C = TypeVar("C", bound=Callable[..., Any])
 _PART = re.compile(r"(arm|seed|distance|tokens)=(\S+)")
@@ -97,6 +100,8 @@ def plan(
 
     Builds them all: a plan that passes here has enough filler and shows no probe's answer.
     """
+    from bench.runner import BenchRun
+
     chosen = _load(plan_file, model)
     run = BenchRun(chosen, stdlib=stdlib)
     groups = run.groups(_part(only, limit))
@@ -151,6 +156,8 @@ def run(
     where a stopped run was.
     """
     enter_environment()
+    from bench.runner import BenchRun
+
     chosen = _load(plan_file, model)
     out = out or Path(f"{chosen.name}.jsonl")
     console = Console(stderr=True)

@@ -8,6 +8,7 @@ plan can pin one and results of different ones are never pooled (paper, section 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import re
 import sysconfig
@@ -24,8 +25,16 @@ Ends = Callable[[str], list[int]]
 """Where each token of a text ends (index of the character after it)."""
 
 # not source that people write, or missing from some builds of the same Python
-_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
-_LEFT_OUT_FILES = ("_sysconfigdata", "pydoc_data")
+_LEFT_OUT = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "lib2to3",
+    "pydoc_data",
+}
+_LEFT_OUT_FILES = "_sysconfigdata"
 _FUNCTION = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -59,12 +68,7 @@ class SourcePool:
     def __init__(self, folder: Path | None = None) -> None:
         """``folder``: None: the running Python's standard library. Raises ConfigError."""
         self.folder = folder or Path(sysconfig.get_path("stdlib"))
-        self.paths = [
-            path
-            for path in sorted(self.folder.rglob("*.py"))
-            if not _LEFT_OUT & set(path.relative_to(self.folder).parts)
-            and not str(path.relative_to(self.folder)).startswith(_LEFT_OUT_FILES)
-        ]
+        self.paths = sorted(_source_files(self.folder), key=self.name)
         if not self.paths:
             raise ConfigError(f"filler: {self.folder} holds no Python source files")
 
@@ -151,6 +155,14 @@ class Filler:
             text = path.read_text(encoding="utf-8", errors="replace")
             self._cuts[key] = _cut_text(self.pool.name(path), text, self._ends, tokens)
         return self._cuts[key]
+
+
+def _source_files(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        for name in files:
+            if name.endswith(".py") and not name.startswith(_LEFT_OUT_FILES):
+                yield Path(place, name)
 
 
 def token_ends(tokenizer: Any) -> Ends:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from bench.arms import arm_policies
 from bench.filler import Filler, SourcePool, token_ends
+from bench.only import ALL, Only
 from bench.plan import Arm, BenchPlan
 from bench.player import Played, Player, shared_tokens
 from bench.results import ResultLine, append_result, read_results
@@ -40,27 +41,6 @@ class Group:
     def tokens(self) -> tuple[int, int]:
         """To prefill and to decode, as expected."""
         return shared_tokens(self.sessions)
-
-
-@dataclass(frozen=True, slots=True)
-class Only:
-    """Which part of a plan to run; None: all. ``limit``: of the (session, arm) pairs chosen."""
-
-    arms: frozenset[str] | None = None
-    seeds: frozenset[int] | None = None
-    distances: frozenset[int] | None = None
-    tokens: frozenset[int] | None = None
-    limit: int | None = None
-
-    def takes(self, arm: Arm, session: Session) -> bool:
-        """Whether the pair is chosen (the limit apart)."""
-        wanted = (
-            (self.arms, arm.name),
-            (self.seeds, session.seed),
-            (self.distances, session.distance),
-            (self.tokens, session.tokens),
-        )
-        return all(chosen is None or value in chosen for chosen, value in wanted)
 
 
 class Watcher(Protocol):
@@ -99,7 +79,7 @@ class BenchRun:
         filler = Filler(self.pool, token_ends(tokenizer))
         self._builder = SessionBuilder(plan, self.task, ChatFormat(tokenizer), filler)
 
-    def groups(self, only: Only = Only()) -> list[Group]:
+    def groups(self, only: Only = ALL) -> list[Group]:
         """What is to be played: by seed, then arm, so that the arms of a seed come together."""
         found, left = [], only.limit
         for part, _, sessions in all_sessions(self._builder, self.plan):
@@ -112,7 +92,7 @@ class BenchRun:
                     found.append(Group(arm, tuple(chosen)))
         return found
 
-    def run(self, out: Path, watcher: Watcher, only: Only = Only()) -> int:
+    def run(self, out: Path, watcher: Watcher, only: Only = ALL) -> int:
         """Play what ``out`` does not hold yet and append it there.
 
         Returns:
@@ -158,10 +138,6 @@ class BenchRun:
             keep_previous_turn=False,
         )
         return KVEngine.from_config(config, self.policies)
-
-    def profile_chunk(self) -> int:
-        """Tokens of a prefill chunk by the model's profile."""
-        return load_profile(self._path).chunk
 
 
 class _LineMaker:

@@ -166,6 +166,7 @@ class SessionBuilder:
 
     def _tokens(self, role: Any, text: str) -> int:
         before = None if role == "system" else "assistant" if role == "user" else "user"
+        text = f"STEP 10: {text}" if role == "user" else text
         return len(self._chat.message_tokens(before, Message(role, text)))
 
     @property

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -23,8 +23,7 @@ COMMANDS = {
     "model": ("serve.cli.model", "model", "Add, list and check models."),
     "serve": ("serve.cli.serve", "serve", "Start the server."),
 }
-Table = Mapping[str, tuple[str, str, str]]
-Table = Mapping[str, tuple[str, str, str]]
+CommandTable: TypeAlias = Mapping[str, tuple[str, str, str]]
 # A person can act on these without a traceback.
 _PLAIN_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -35,7 +34,7 @@ class LazyGroup(click.Group):
     ``table``: like ``COMMANDS``; commands may be added beside it.
     """
 
-    def __init__(self, *args: Any, table: Table, **settings: Any) -> None:
+    def __init__(self, *args: Any, table: CommandTable, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.table = table
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
+from engine.environment import ENGINE_ENV
 from serve.config import HttpConfig, ReplicaConfig, ServeConfig
 from tests.support.cluster import RayCluster, ray_cluster
 from tests.support.deployed import FakeReplica, Looked
@@ -39,8 +40,7 @@ def cluster() -> Iterator[RayCluster]:
 @pytest.fixture(scope="module")
 def engines(cluster: RayCluster, protocol_model: Path) -> Any:
     """A handle of three engine replicas behind an Ingress."""
-    from engine.environment import ENGINE_ENV
-from serve import app
+    from serve import app
 
     config = ServeConfig(
         http=HttpConfig(port=cluster.port),

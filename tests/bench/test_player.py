@@ -1,0 +1,203 @@
+"""Playing: forks change nothing, and what is measured is what the rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bench.runner
+from bench.player import Player, shared_tokens
+from bench.results import ProbeResult
+from bench.runner import BenchRun
+from bench.sessions import Session
+from bench.tasks import Probe, ProbeScore, Target
+from engine.engine import KVEngine
+from engine.flow import Writer
+from engine.state import SessionState
+from tests.bench.runs import make_source, small_plan
+
+# room for what the plan protects: ten definitions of about 100 tokens
+ROOM = {"budget": 1600, "position_limit": 1700}
+ARMS = [
+    {"name": "pace", "policy": "pace", "set": ROOM},
+    "h2o",
+    "streaming",
+    {"name": "half", "policy": "pace", "set": ROOM, "plan": {"recall": 0.5}},
+]
+
+
+@pytest.fixture(scope="module")
+def run(protocol_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BenchRun:
+    torch.set_num_threads(1)
+    source = make_source(tmp_path_factory.mktemp("filler"))
+    return BenchRun(small_plan(protocol_model, arms=ARMS), stdlib=source)
+
+
+@pytest.fixture(scope="module")
+def engine(run: BenchRun) -> Iterator[KVEngine]:
+    made = run._engine()
+    yield made
+    made.close()
+
+
+class Rows:
+    """Copies, for each step, of what its last prompt token saw: all positions, per layer."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[Tensor, Tensor, list[Any]]] = {}
+
+    def after_chunk(self, state: SessionState, first: int, raw: Tensor, value: Tensor) -> None:
+        row, count = state.row, raw.shape[2]
+        assert row is not None
+        if first + count < len(state.tokens):
+            return
+        fresh = first + torch.arange(count).expand(row.logical.shape[0], count)
+        logical = torch.cat((row.logical[:, : row.length], fresh), dim=1).clone()
+        physical = torch.cat((row.physical[:, : row.length], fresh - state.shift), dim=1).clone()
+        # later calls of the step are those of decoded tokens
+        self.seen.setdefault(state.step, (logical, physical, list(state.messages)))
+
+
+def recomputed(rows: Rows, step: int, read: int) -> dict[str, Any]:
+    """ρ, Δ and the composition, from positions and messages alone, in plain loops."""
+    logical, physical, messages = rows.seen[step]
+    spans = [(m.start, m.end) for m in messages if m.step == read]
+    needed = {position for start, end in spans for position in range(start, end)}
+    own = min(m.start for m in messages if m.step == step)
+    last = int(logical.max())
+    resident, gaps, sums = [], [], dict.fromkeys(("sink", "needed", "recent", "other_old"), 0)
+    for row, places in zip(logical.tolist(), physical.tolist(), strict=True):
+        held = [place for position, place in zip(row, places, strict=True) if position in needed]
+        resident.append(len(held) / len(needed))
+        gaps += [places[-1] - place for place in held]
+        for rank, position in enumerate(row):
+            newest = rank >= len(row) - 128 or position >= own
+            kind = "sink" if position < 4 else "needed" if position in needed else "other_old"
+            sums["recent" if kind == "other_old" and newest else kind] += 1
+    layers = logical.shape[0]
+    assert last == int(logical[0, -1])
+    return {
+        "residency": min(resident),
+        "rotary_gap": max(gaps, default=None),
+        "composition": {name: count / layers for name, count in sums.items()},
+    }
+
+
+@pytest.mark.parametrize("arm", range(len(ARMS)))
+def test_measures_equal_those_recomputed_from_the_exact_rows(
+    arm: int, run: BenchRun, engine: KVEngine
+) -> None:
+    rows = Rows()
+    engine.writer = Writer(blocks=rows)
+    chosen = run.plan.arms[arm]
+    session = next(g for g in run.groups() if g.arm == chosen).sessions[1]
+    (played,) = Player(engine, run.task, chosen).play([session])
+    assert len(played.probes) == 10
+    for probe in played.probes:
+        (read,) = session.graph[probe.step]
+        expected = recomputed(rows, probe.step, read)
+        assert probe.composition is not None
+        assert probe.composition.model_dump() == pytest.approx(expected["composition"])
+        assert probe.residency == pytest.approx(expected["residency"])
+        assert probe.rotary_gap == expected["rotary_gap"]
+        assert (probe.highest_unprotected_score or 0) > 0
+    mean = sum(probe.residency or 0 for probe in played.probes) / 10
+    if chosen.name == "pace":
+        assert mean == 1
+    if chosen.name == "half":
+        assert mean < 0.8, "true needs count, not those of the plan"
+    if chosen.name == "streaming":
+        assert mean == 0
+
+
+def test_sessions_that_begin_alike_give_what_each_gives_alone(
+    run: BenchRun, engine: KVEngine
+) -> None:
+    engine.writer = Writer()
+    group = next(group for group in run.groups() if group.arm.name == "h2o")
+    tokens: list[int] = []
+    together = list(Player(engine, run.task, group.arm, tokens.append).play(group.sessions))
+    alone = [
+        played
+        for session in group.sessions
+        for played in Player(engine, run.task, group.arm).play([session])
+    ]
+    assert {p.session.distance: p.probes for p in together} == {
+        p.session.distance: p.probes for p in alone
+    }
+    assert any(played.shared_s > 0 for played in together)
+    assert all(played.shared_s == 0 for played in alone)
+    read, written = shared_tokens(group.sessions)
+    assert sum(tokens) == pytest.approx(read + written, rel=0.15)
+    assert read < sum(shared_tokens([session])[0] for session in group.sessions)
+    assert engine.sessions(None) == []
+
+
+class Chained:
+    """A task whose second probe is a step of the session and needs the first's answer."""
+
+    name = "chained"
+    topic = ()
+
+    def specification(self, seed: int) -> Mapping[str, Any]:
+        return {"word": f"w{seed}x"}
+
+    def system(self, spec: Mapping[str, Any]) -> str:
+        return "system"
+
+    def definitions(self, spec: Mapping[str, Any]) -> list[str]:
+        return [f"The word is {spec['word']}.", "Nothing else, after <step 1>."]
+
+    def probes(self, spec: Mapping[str, Any]) -> list[Probe]:
+        target = Target(spec["word"], opening="It is ")
+        return [
+            Probe("first", "Say the word of <step 1>.", (0,), False, (target,), 5),
+            Probe("second", "Say it again.", (0,), False, (), 6, after=("first",)),
+        ]
+
+    def forbidden(self, spec: Mapping[str, Any]) -> list[str]:
+        return [spec["word"]]
+
+    def score(
+        self, spec: Mapping[str, Any], probe: Probe, answer: str, earlier: Mapping[str, str]
+    ) -> ProbeScore:
+        self.earlier = dict(earlier)
+        return ProbeScore(0, 1, ("c",), 0, 1, ("f",), "forgetting")
+
+
+def test_committed_probes_are_steps_that_later_ones_read(
+    run: BenchRun, engine: KVEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows()
+    engine.writer = Writer(blocks=rows)
+    task = Chained()
+    monkeypatch.setattr(bench.runner, "load_task", lambda name: task)
+    sessions = [{"layout": "single", "tokens": 4000}]
+    plan = run.plan.model_copy(update={"task": "chained"})
+    plan = type(plan).model_validate(plan.model_dump() | {"sessions": sessions})
+    other = BenchRun(plan, stdlib=run.pool.folder)
+    session: Session = other.groups()[0].sessions[0]
+    (played,) = Player(engine, task, plan.arms[0]).play([session])
+    first, second = played.probes
+    steps = sorted(session.graph)
+    definition = session.graph[steps[0]][0]
+    assert session.graph == {steps[0]: (definition,), steps[1]: (definition, steps[0])}
+    asked = next(ask for ask in session.asks if ask.step == steps[0])
+    assert asked.messages[-1].content.endswith(f"Say the word of step {definition}.")
+    assert task.earlier == {"first": first.answer} and first.completion_tokens == 5
+    assert second.prompt_tokens > first.prompt_tokens + first.completion_tokens
+    assert _texts(first) == [session.spec["word"]] and _texts(second) == []
+    # the second needs what the first one answered, which is resident
+    _, _, messages = rows.seen[steps[1]]
+    needed = sum(m.end - m.start for m in messages if m.step in session.graph[steps[1]])
+    assert second.residency == 1 and second.composition is not None
+    assert second.composition.needed == needed
+
+
+def _texts(probe: ProbeResult) -> list[str]:
+    return [target.text for target in probe.targets]
