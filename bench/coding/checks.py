@@ -78,6 +78,11 @@ def checks(spec: CodingSpec, probe: str) -> list[Check]:
     ]
 
 
+def scoring(spec: CodingSpec, probe: str) -> list[Any]:
+    """All that decides which checks an answer passes, as JSON values."""
+    return [PRELUDE, classes(spec), fee_function(spec), _measures(), checks(spec, probe)]
+
+
 def failed_checks(
     spec: CodingSpec, probe: str, answer: str, limits: Limits | None = None
 ) -> tuple[int, list[str]]:

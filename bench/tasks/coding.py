@@ -9,11 +9,13 @@ code is stated with the exception and not in the probe, so that no probe shows a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from bench.coding.checks import failed_checks
-from bench.coding.recall import missing_facts
+from bench.coding.checks import failed_checks, scoring
+from bench.coding.recall import facts, missing_facts
 from bench.coding.spec import CodingSpec, sample_spec
 from bench.results import outcome_of
+from bench.sandbox import measure
 from bench.tasks import Probe, ProbeScore, Spec
 
 _SYSTEM = """\
@@ -98,19 +100,31 @@ class CodingTask:
     def forbidden(self, spec: Spec) -> Sequence[str]:
         return [str(value) for value in spec.values()]
 
+    def ready(self) -> None:
+        """Raises SandboxError where answers cannot be run safely."""
+        measure([], "", [])
+
+    def scoring(self, spec: Spec) -> list[Any]:
+        """The checks and facts of the probes, as JSON values."""
+        sampled = CodingSpec.model_validate(spec)
+        return [
+            [name, scoring(sampled, name), facts(sampled, name)]
+            for name in (probe.name for probe in self.probes(spec))
+        ]
+
     def score(
         self, spec: Spec, probe: Probe, answer: str, earlier: Mapping[str, str]
     ) -> ProbeScore:
         """Raises SandboxError where answers cannot be run safely."""
         sampled = CodingSpec.model_validate(spec)
         checks, failed = failed_checks(sampled, probe.name, answer)
-        facts, missing = missing_facts(sampled, probe.name, answer)
+        known, missing = missing_facts(sampled, probe.name, answer)
         return ProbeScore(
             passed=checks - len(failed),
             total=checks,
             failed=tuple(failed),
-            found=facts - len(missing),
-            facts=facts,
+            found=known - len(missing),
+            facts=known,
             missing=tuple(missing),
             outcome=outcome_of(checks - len(failed), checks, missing),
         )
