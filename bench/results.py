@@ -89,7 +89,7 @@ class ResultLine(_Record):
         session_tokens: the planned length of the session.
         policy: the arm's resolved cache policy (``CachePolicy``), and what else tells arms apart.
         engine: settings that all arms share; they must not hold what differs between machines.
-        template_fingerprint: of every instruction template of the task.
+        template_fingerprint: of every instruction template and hidden check of the task.
         prompts_checksum: of this session's user and system messages.
     """
 

@@ -21,7 +21,7 @@ from bench.plan import Arm, BenchPlan
 from bench.player import Played, Player, shared_tokens
 from bench.results import ResultLine, append_result, read_results
 from bench.sessions import Session, SessionBuilder, all_sessions, template_fingerprint
-from bench.tasks import load_task
+from bench.tasks import HiddenChecks, load_task
 from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat
 from engine.config import EngineConfig
@@ -108,6 +108,8 @@ class BenchRun:
             engine: KVEngine | None = None
             written = 0
             fingerprint = template_fingerprint(self.task)
+            if isinstance(self.task, HiddenChecks):
+                self.task.ready()
             try:
                 engine = self._engine()
                 make = _LineMaker(self, engine, fingerprint)

@@ -11,7 +11,7 @@ from typing import Any
 from bench.filler import Filler
 from bench.layout import Arrangement, Layout, arrange
 from bench.plan import BenchPlan, SessionSet
-from bench.tasks import GivenReplies, Probe, Spec, Task, number_steps, revealed
+from bench.tasks import GivenReplies, HiddenChecks, Probe, Spec, Task, number_steps, revealed
 from engine.chat import ChatFormat
 from engine.errors import ConfigError
 from engine.types import Message
@@ -248,13 +248,16 @@ def filler_text(code: str) -> str:
 
 
 def template_fingerprint(task: Task) -> str:
-    """SHA-256 of all wording of a task's sessions: rendered for some seeds, without filler."""
+    """SHA-256 of all wording of a task's sessions and of its hidden checks: rendered for some
+    seeds, without filler."""
     said: list[Any] = [filler_text("")]
     for seed in _FINGERPRINTED_SEEDS:
         spec = task.specification(seed)
         said += [seed, task.system(spec), list(task.definitions(spec))]
         if isinstance(task, GivenReplies):
             said.append(list(task.replies(spec)))
+        if isinstance(task, HiddenChecks):
+            said.append(task.scoring(spec))
         for probe in task.probes(spec):
             targets = [[target.opening, target.text] for target in probe.targets]
             said.append([probe.name, probe.prompt, probe.max_tokens, targets])

@@ -11,10 +11,9 @@ from bench.results import ProbeResult, ResultLine, SessionKey
 from bench.statistics import Interval, bootstrap_mean
 
 K = TypeVar("K", bound=Any)
-# As in the paper; others follow by name.
+# As in the paper; a variant, such as pace-range, follows the arm it is named after.
 _ORDER = (
-    "full", "h2o", "snapkv", "streaming", "positions-only", "retention-only", "pace-range",
-    "pace-yarn", "pace-additive", "pace",
+    "full", "h2o", "snapkv", "streaming", "positions-only", "retention-only", "pace",
 )  # fmt: skip
 
 
@@ -71,8 +70,7 @@ class Pool:
     @property
     def arms(self) -> list[str]:
         """The arms, in the paper's order."""
-        names = {line.arm for line in self.lines}
-        return [arm for arm in _ORDER if arm in names] + sorted(names - set(_ORDER))
+        return sorted({line.arm for line in self.lines}, key=_place)
 
     @property
     def distances(self) -> list[int]:
@@ -133,6 +131,11 @@ def mean_logprob(pool: Pool) -> float | None:
     """Mean over targets of the mean log-probability of a token (nats)."""
     found = [target.mean for probe in pool.probes() for target in probe.targets]
     return fmean(found) if found else None
+
+
+def _place(arm: str) -> tuple[int, str]:
+    like = [at for at, name in enumerate(_ORDER) if arm == name or arm.startswith(f"{name}-")]
+    return (like[0] if like else len(_ORDER), arm)
 
 
 def has_foresight(line: ResultLine) -> bool:

@@ -127,6 +127,19 @@ class GivenReplies(Protocol):
         ...
 
 
+@runtime_checkable
+class HiddenChecks(Protocol):
+    """A task may have checks that its texts do not show, and need something to run them."""
+
+    def ready(self) -> None:
+        """Raises PaceError where answers cannot be checked; called before a model is loaded."""
+        ...
+
+    def scoring(self, spec: Spec) -> Any:
+        """All that decides a score, as JSON values; part of the template fingerprint."""
+        ...
+
+
 def task_names() -> list[str]:
     """The tasks there are."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))

@@ -10,14 +10,21 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
+from pathlib import Path
 
 import pytest
 
+from bench import sandbox
+from bench.coding import checks
 from bench.coding.recall import facts, missing_facts
 from bench.coding.reference import reference_answer
 from bench.coding.spec import ROUNDINGS, CodingSpec, Rounding, amounts, fee, sample_spec
+from bench.runner import BenchRun
+from bench.sandbox import SandboxError
+from bench.sessions import template_fingerprint
 from bench.tasks import ProbeScore, load_task, revealed
 from bench.tasks.coding import TASK
+from tests.bench.runs import Silent, make_source, small_plan
 from tests.support.scale import scaled
 
 SEEDS = range(30)
@@ -88,8 +95,8 @@ def test_reference_answers_pass_every_check_and_hold_all_25_facts() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for (_, probe), found in zip(judged, pool.map(judge, judged), strict=True):
-            checks, facts = counts[probe]
-            assert astuple(found) == (checks, checks, (), facts, facts, (), "pass")
+            checked, known = counts[probe]
+            assert astuple(found) == (checked, checked, (), known, known, (), "pass")
 
 
 WRONG_FEES: dict[str, tuple[Rounding, str, str, set[str]]] = {
@@ -230,6 +237,25 @@ def test_the_quantum_is_no_part_of_another_number() -> None:
 
 def test_the_task_is_found_by_its_name() -> None:
     assert load_task("coding") is TASK
+
+
+def test_results_of_other_checks_have_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = template_fingerprint(TASK)
+    assert before == template_fingerprint(TASK)
+    monkeypatch.setattr(checks, "PRELUDE", checks.PRELUDE + "import math\n")
+    assert template_fingerprint(TASK) != before
+
+
+def test_a_run_whose_answers_cannot_be_checked_ends_before_the_model_is_loaded(
+    protocol_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [{"layout": "single", "tokens": 9000}]
+    plan = small_plan(protocol_model, task="coding", sessions=sessions)
+    run = BenchRun(plan, stdlib=make_source(tmp_path / "source"))
+    monkeypatch.setattr(sandbox, "_CHILD", tmp_path / "none.py")
+    monkeypatch.setattr(run, "_engine", lambda: pytest.fail("the model was loaded"))
+    with pytest.raises(SandboxError, match="did not start"):
+        run.run(tmp_path / "out.jsonl", Silent())
 
 
 def _changed(spec: CodingSpec, probe: str, old: str, new: str) -> str:

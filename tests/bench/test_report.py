@@ -266,6 +266,14 @@ def test_what_the_results_lack_is_said(tmp_path: Path) -> None:
         write_report([], tmp_path)
 
 
+def test_variants_follow_the_arm_they_are_named_after() -> None:
+    names = ["pace-recall-0.9", "own", "retention-only-range", "pace", "h2o-range", "h2o"]
+    lines = [session("h2o", 1, (7, 3, 5)).model_copy(update={"arm": name}) for name in names]
+    assert Pool(tuple(lines)).arms == [
+        "h2o", "h2o-range", "retention-only-range", "pace", "pace-recall-0.9", "own",
+    ]  # fmt: skip
+
+
 def test_cells_are_escaped() -> None:
     table = Table("a <b>", ("x|y",), (("<script>",),), "n & m")
     assert "| x\\|y |" in table.markdown()
