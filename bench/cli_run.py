@@ -141,6 +141,7 @@ def plan(
     help="Result file; by default the plan's name with .jsonl, here.",
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads; all cores by default.")
 def run(
     plan_file: str,
     only: Only,
@@ -149,6 +150,7 @@ def run(
     stdlib: Path | None,
     out: Path | None,
     device: str,
+    threads: int | None,
 ) -> None:
     """Run PLAN (a file, or the name of a shipped plan) in this process.
 
@@ -162,7 +164,7 @@ def run(
     out = out or Path(f"{chosen.name}.jsonl")
     console = Console(stderr=True)
     with _watching(console) as watcher:
-        written = BenchRun(chosen, device, stdlib).run(out, watcher, _part(only, limit))
+        written = BenchRun(chosen, device, stdlib, threads).run(out, watcher, _part(only, limit))
     click.echo(f"{written} results written to {out}")
 
 

@@ -66,13 +66,21 @@ class Watcher(Protocol):
 class BenchRun:
     """A plan on this machine. Making one reads the tokenizer, not the weights."""
 
-    def __init__(self, plan: BenchPlan, device: str = "auto", stdlib: Path | None = None) -> None:
-        """``stdlib``: folder of the filler's source. Raises ConfigError, ModelError."""
+    def __init__(
+        self,
+        plan: BenchPlan,
+        device: str = "auto",
+        stdlib: Path | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """``stdlib``: folder of the filler's source; ``threads``: of the CPU. Raises ConfigError,
+        ModelError."""
         self.plan = plan
         self.task = load_task(plan.task)
         self.policies = arm_policies(plan)
         self._path = resolve_model(plan.model)
         self._device = device
+        self._threads = threads
         self.pool = SourcePool(stdlib)
         self.pool.check(plan.filler.digest)
         tokenizer = load_tokenizer(self._path, plan.chat_template)
@@ -136,6 +144,7 @@ class BenchRun:
             chat_template=self.plan.chat_template,
             device=self._device,
             dtype=self.plan.dtype,
+            threads=self._threads,
             default_policy=self.plan.arms[0].name,
             keep_previous_turn=False,
         )
