@@ -40,7 +40,7 @@ help: ## List the targets
 .PHONY: run
 run: $(RUN_STAMP) ## Set up, fetch the embedded model, start the stack and play a demo session
 	$(BIN)/pace model add $(MODEL)
-	$(BIN)/pace demo --serve
+	$(BIN)/pace demo --serve --dashboard
 
 .PHONY: test
 test: $(DEV_STAMP) ## Set up and run every test that needs no GPU
@@ -90,9 +90,9 @@ endif
 	@touch $@
 
 $(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
-	$(PIP) install --constraint $(CONSTRAINTS) --editable .
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dashboard]'
 	@touch $@
 
 $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
-	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[test,lint,clients]'
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dashboard,test,lint,clients]'
 	@touch $@ $(RUN_STAMP)
