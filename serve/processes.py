@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import socket
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
+
+_PR_SET_PDEATHSIG = 1
 
 
 class OwnProcesses:
@@ -69,3 +75,16 @@ def pid_exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def end_with_parent() -> None:
+    """For a child that has just been forked: when its parent dies, the kernel sends it SIGTERM."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

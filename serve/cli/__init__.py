@@ -18,6 +18,7 @@ from engine.errors import PaceError
 COMMANDS = {
     "bench": ("bench.cli", "bench", "Compare eviction methods on long sessions."),
     "clean": ("serve.cli.clean", "clean", "Remove what PACE keeps on this machine."),
+    "dashboard": ("serve.cli.dashboard", "dashboard", "Show what sessions hold, in a browser."),
     "demo": ("serve.cli.demo", "demo", "Play a demo session against a server."),
     "doctor": ("serve.cli.doctor", "doctor", "Check whether this machine is ready."),
     "model": ("serve.cli.model", "model", "Add, list and check models."),

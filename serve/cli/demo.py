@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import click
 from rich.console import Console
@@ -15,10 +16,13 @@ from rich.progress import Progress as Bars
 
 from engine.config import EngineConfig
 from serve.demo.filler import token_counter
+from serve.demo.own_dashboard import OwnDashboard, own_dashboard
 from serve.demo.own_server import own_server
 from serve.demo.play import Progress, play
 from serve.demo.results import SessionResult, summarize, to_json
 from serve.demo.table import render
+
+_WATCH_S = 0.5
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -59,6 +63,12 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
 @click.option("--keep", is_flag=True, help="Leave the sessions on the server.")
+@click.option(
+    "--dashboard",
+    "show",
+    is_flag=True,
+    help="With --serve: show the sessions in a browser; on a terminal also after the demo.",
+)
 def demo(
     url: str,
     api_key: str | None,
@@ -68,6 +78,7 @@ def demo(
     policies: tuple[str, ...],
     as_json: bool,
     keep: bool,
+    show: bool,
 ) -> None:
     """Play agent sessions against a server.
 
@@ -76,8 +87,17 @@ def demo(
     """
     if serve_own and keep:
         raise click.UsageError("--keep has no use with --serve: its sessions end with the server")
+    if show and not serve_own:
+        raise click.UsageError("--dashboard goes with --serve; elsewhere there is `pace dashboard`")
     console = Console(stderr=True)
-    with _started(console) if serve_own else nullcontext(url) as address:
+    with (
+        _started(console) if serve_own else nullcontext(url) as address,
+        own_dashboard(address, api_key) if show else nullcontext() as viewer,
+    ):
+        if viewer is not None:
+            where = viewer.url or f"not there: {viewer.problem}"
+            console.print(f"Dashboard: {where}", soft_wrap=True)
+        stays = viewer is not None and console.is_terminal and sys.stdin.isatty()
         began = time.monotonic()
         with _progress(console) as progress:
             results = asyncio.run(
@@ -88,12 +108,22 @@ def demo(
                     policies,
                     count=token_counter(EngineConfig().model),
                     key=api_key,
-                    keep=keep,
+                    keep=keep or stays,
                     progress=progress,
                 )
             )
         seconds = time.monotonic() - began
-    _print(results, tokens, seconds, as_json, keep)
+        _print(results, tokens, seconds, as_json, keep)
+        if stays and viewer is not None and viewer.runs:
+            _stay(console, viewer)
+
+
+def _stay(console: Console, viewer: OwnDashboard) -> None:
+    """Until Ctrl-C, or until the dashboard ends."""
+    console.print(f"The sessions are at {viewer.url} until Ctrl-C.", soft_wrap=True)
+    with suppress(KeyboardInterrupt):
+        while viewer.runs:
+            time.sleep(_WATCH_S)
 
 
 def _print(

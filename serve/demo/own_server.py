@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,11 +15,11 @@ import httpx
 import psutil
 
 from serve.demo.api import DemoFailed
+from serve.processes import end_with_parent, free_port
 
 _START_S = 300.0
 _STOP_S = 40.0
 _POLL_S = 0.5
-_PR_SET_PDEATHSIG = 1
 _SERVE = "import sys; from serve.cli import main; sys.exit(main(sys.argv[1:]))"
 _COMMAND = (sys.executable, "-P", "-c", _SERVE, "serve", "--port")
 
@@ -37,7 +34,7 @@ def own_server(command: tuple[str, ...] = _COMMAND) -> Iterator[str]:
     Raises:
         DemoFailed: it ended or did not get ready; the message is its own last line.
     """
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
         # A session of its own: Ctrl-C reaches the demo, which stops the server last.
@@ -47,24 +44,13 @@ def own_server(command: tuple[str, ...] = _COMMAND) -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent,
         )
         try:
             _wait_ready(process, url, log)
             yield url
         finally:
             _stop(process)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _end_with_parent() -> None:
-    """Runs in the child: when the demo is killed, the kernel sends it SIGTERM."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
