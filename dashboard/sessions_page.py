@@ -32,6 +32,7 @@ _COLUMNS = {
 def show(server: Server, palette: Palette) -> None:
     """Draw the page."""
     st.html('<div class="pace-title">Sessions<small>a click on a name looks inside</small></div>')
+    data.sessions(server)  # what cannot be read is said by the page; the table only runs it again
     _table(server)
 
 
@@ -40,7 +41,7 @@ def _table(server: Server) -> None:
     try:
         found = data.sessions(server)
     except data.ReadFailed:
-        st.rerun()  # the page says what is wrong
+        st.rerun()
     if found.empty:
         st.html(markup.banner("plain", *EMPTY))
         return

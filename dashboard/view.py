@@ -138,8 +138,8 @@ class View:
         return past[-1] if past else []
 
     def by_class(self) -> dict[str, int]:
-        """Slots of one layer by class."""
-        return {name: int(self.now.get(f"class_{name}") or 0) for name in CLASSES}
+        """Slots of a layer by class, mean over layers."""
+        return {name: round(self.now.get(f"class_{name}") or 0) for name in CLASSES}
 
     def gauges(self, short: bool = False) -> list[tuple[str, str, str, str]]:
         """The row of figures at the top: (name, label, value, meaning) each."""

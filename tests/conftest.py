@@ -58,8 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for ``-n``: a file's tests stay together, and so do those of the shared server."""
+    """Groups for ``-n``: a file's tests stay together, and so do those of the shared server; a
+    module may name a group of its own."""
     for item in items:
+        if item.get_closest_marker("xdist_group") is not None:
+            continue
         shared = "server" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("server" if shared else item.path.stem))
 

@@ -1,0 +1,242 @@
+"""The figures: what they draw is what they were given."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dashboard import charts, plan_charts
+from dashboard.data import Bins
+from dashboard.palette import CLASSES, DARK, LIGHT, Palette
+
+# Two layers, three bins of ten tokens: layer 0 holds all ten sinks, nothing, five protected ones.
+BINS = Bins(
+    edges=np.array([0, 10, 20, 30]),
+    counts=np.array([[10, 0, 5], [10, 1, 0]]),
+    classes=np.array([[0, -1, 2], [0, 3, -1]]),
+    next_use=np.array([[np.nan, np.nan, 12.0], [np.nan, np.nan, np.nan]]),
+    score=np.array([[1.0, np.nan, 0.1], [10.0, 100.0, np.nan]]),
+    resolution="exact",
+    at=30,
+)
+STEPS = pd.DataFrame(
+    {
+        "step": [1, 2, 3, 4],
+        "residency": [None, 1.0, 0.5, None],
+        "rotary_gap": [None, 100, 300, None],
+        "renumbers": [0, 2, 0, 1],
+    }
+)
+MESSAGES = pd.DataFrame(
+    [
+        {"message": 0, "role": "system", "step": None, "readers": [], "start": 0, "end": 5},
+        {"message": 1, "role": "user", "step": 1, "readers": [3, 9], "start": 5, "end": 9},
+        {"message": 2, "role": "user", "step": 2, "readers": [3], "start": 9, "end": 20},
+        {"message": 3, "role": "user", "step": 3, "readers": [], "start": 20, "end": 30},
+    ]
+).assign(tokens=[5, 4, 11, 10], least=[5, 4, 3, 10])
+
+
+def named(figure: Any, name: str) -> Any:
+    (trace,) = [trace for trace in figure.data if trace.name == name]
+    return trace
+
+
+def test_a_cell_has_the_shade_of_its_class_and_share() -> None:
+    heat = charts.residency_map(BINS, LIGHT, step=3).data[0]
+    cells = np.asarray(heat.z)
+    # all of the bin: the last shade of class 0; half: the fourth of eight of class 2
+    assert cells[0, 0] == charts.SHADES - 1
+    assert np.isnan(cells[0, 1]) and np.isnan(cells[1, 2])
+    assert cells[0, 2] == 2 * charts.SHADES + 3
+    assert cells[1, 1] == 3 * charts.SHADES  # a single token still shows
+    # Plotly puts z between zmin and zmax: the colour of that place is the full class colour
+    place = (cells[0, 0] - heat.zmin) / (heat.zmax - heat.zmin)
+    colour = [colour for at, colour in heat.colorscale if at <= place][-1]
+    assert colour == LIGHT.classes[0]
+
+
+@pytest.mark.parametrize(
+    ("colour_by", "value"), [("share", 0.5), ("next use", 12 - 3), ("score", -1.0)]
+)
+def test_a_cell_has_its_number(colour_by: charts.ColourBy, value: float) -> None:
+    cells = np.asarray(charts.residency_map(BINS, LIGHT, step=3, colour_by=colour_by).data[0].z)
+    assert cells[0, 2] == pytest.approx(value)
+    assert np.isnan(cells[0, 1])
+
+
+def test_axes_have_titles_with_units_and_layer_0_is_on_top() -> None:
+    layout = charts.residency_map(BINS, LIGHT, step=3, step_starts={1: 0, 2: 9}).layout
+    assert layout.xaxis.title.text == "logical position (tokens), after step 3"
+    assert layout.yaxis.range == (1.5, -0.5)
+    assert layout.xaxis2.ticktext == ("1", "2") and layout.xaxis2.tickvals == (0, 9)
+
+
+def test_steps_too_close_to_be_named_are_left_out() -> None:
+    starts = {step: 2 * step for step in range(1, 400)}
+    wide = Bins(np.array([0, 900]), *(np.zeros((1, 1)) for _ in range(4)), "exact", 900)
+    ticks = charts.residency_map(wide, LIGHT, step=3, step_starts=starts).layout.xaxis2.tickvals
+    assert min(np.diff(ticks)) >= 900 / 45
+
+
+def test_what_is_needed_and_gone_is_marked_by_shape_and_colour() -> None:
+    figure = charts.residency_map(BINS, LIGHT, step=3, needed=MESSAGES.iloc[1:3], selected=(9, 20))
+    marks = named(figure, "needed now")
+    assert list(marks.marker.symbol) == ["triangle-down", "x"]
+    assert list(marks.marker.color) == [LIGHT.good, LIGHT.bad]
+    assert list(marks.x) == [7.0, 14.5]
+    (box,) = figure.layout.shapes
+    assert (box.x0, box.x1) == (9, 20)
+
+
+def test_what_is_out_of_view_is_not_marked() -> None:
+    some = MESSAGES.iloc[1:3].assign(start=[5, 40], end=[9, 60])
+    assert len(named(charts.residency_map(BINS, LIGHT, step=3, needed=some), "needed now").x) == 1
+
+
+def test_every_part_of_the_map_can_be_selected() -> None:
+    points = charts.residency_map(BINS, LIGHT, step=3).data[1]
+    assert list(points.x) == [5, 15, 25] and points.opacity == 0
+
+
+def test_steps_show_rho_gap_renumbers_and_the_limit() -> None:
+    figure = charts.step_lines(STEPS, LIGHT, step=3, limit=2048)
+    rho, gap = named(figure, "residency ρ"), named(figure, "rotary gap Δ")
+    assert list(rho.y)[1:3] == [1.0, 0.5] and np.isnan(rho.y[0])
+    assert list(rho.marker.symbol) == ["circle", "circle", "x", "circle"]
+    assert list(gap.y)[1:3] == [100, 300]
+    assert list(named(figure, "renumbered").x) == [2, 4]
+    assert figure.layout.annotations[0].text == "position limit L = 2,048"
+    assert {shape.x0 for shape in figure.layout.shapes} == {3, 0}
+
+
+def test_steps_without_a_limit_or_a_need_are_drawn() -> None:
+    nothing = STEPS.assign(residency=None, rotary_gap=None, renumbers=0)
+    figure = charts.step_lines(nothing, LIGHT, step=1, limit=None)
+    assert not figure.layout.annotations and len(figure.layout.shapes) == 1
+
+
+def test_many_points_are_drawn_on_a_canvas() -> None:
+    many = pd.concat([STEPS] * 300, ignore_index=True)
+    kinds = {trace.type for trace in charts.step_lines(many, LIGHT, step=3, limit=None).data}
+    assert kinds == {"scattergl"}
+
+
+def test_the_plan_is_pairs_of_steps() -> None:
+    pairs = plan_charts.edges(MESSAGES)
+    assert pairs.to_numpy().tolist() == [[1, 3], [1, 9], [2, 3]]
+    assert plan_charts.edges(MESSAGES.iloc[:1]).empty
+
+
+def test_an_arc_leads_from_the_step_to_its_reader() -> None:
+    x, y = plan_charts.arcs(plan_charts.edges(MESSAGES))
+    first, ends = x[: np.flatnonzero(np.isnan(x))[0]], np.flatnonzero(np.isnan(x))
+    assert (first[0], first[-1]) == (1, 3) and len(ends) == 3
+    assert y[0] == pytest.approx(0) and np.nanmax(y) == pytest.approx(9 - 1)
+
+
+def test_plan_colours_say_when() -> None:
+    unresolved = ["step 8 cannot read step 5: it does not exist", "message 90 does not exist"]
+    figure = plan_charts.plan_graph(MESSAGES, LIGHT, step=3, unresolved=unresolved)
+    now, later = named(figure, "read now"), named(figure, "read later")
+    assert {now.x[0], later.x[0]} == {1.0} and np.nanmax(later.x) == 9
+    broken = named(figure, "unresolved")
+    assert (broken.x[0], np.nanmax(broken.x)) == (5, 8)
+    assert (broken.line.color, broken.line.dash) == (LIGHT.bad, "dash")
+    unread, read = figure.data[-2:]
+    assert list(read.x) == [1, 2] and list(read.marker.color) == [0, 0]
+    assert list(unread.x) == [3, 9]
+
+
+def test_a_large_plan_is_drawn_in_part() -> None:
+    large = MESSAGES.iloc[1:2].assign(readers=[list(range(2, 2000))])
+    x = named(plan_charts.plan_graph(large, LIGHT, step=1000), "read later").x
+    assert np.isnan(x).sum() < plan_charts.MAX_ARCS
+
+
+def residency_event(step: int, at: int, listed: dict[int, tuple[int, int]], more: int = 0) -> Any:
+    spans = {
+        "message": list(listed),
+        "tokens": [tokens for _, tokens in listed.values()],
+        "least": [least for least, _ in listed.values()],
+    }
+    return {"step": step, "data": {"at": at, "spans": spans, "more_spans": {"spans": more}}}
+
+
+def test_history_tells_gone_from_unknown_and_from_not_written() -> None:
+    events = [
+        residency_event(1, 9, {0: (5, 5), 1: (4, 4)}),
+        residency_event(2, 20, {1: (1, 4)}),
+        residency_event(3, 30, {1: (1, 4)}, more=1),
+    ]
+    held = plan_charts.message_history(events, MESSAGES)
+    found = {(int(m), int(s)): share for m, s, share in held.itertuples(index=False)}
+    assert found == {
+        (0, 1): 1.0,
+        (1, 1): 1.0,
+        (0, 2): 0.0,  # the event lists all that hold something
+        (1, 2): 0.25,
+        (2, 2): 0.0,
+        (1, 3): 0.25,  # the others may be among those not listed
+    }
+    figure = plan_charts.history_map(held, MESSAGES, LIGHT, step=2)
+    shares = np.asarray(figure.data[0].z)
+    assert shares[1].tolist() == [1.0, 0.25, 0.25] and np.isnan(shares[3]).all()
+    assert list(figure.data[0].y)[:2] == ["0 · system", "1 · user · step 1"]
+    missed = named(figure, "read, not whole")
+    assert (list(missed.x), list(missed.y)[:1]) == ([3, 3], ["1 · user · step 1"])
+
+
+def test_a_renumber_is_drawn_run_by_run() -> None:
+    runs = {"new": [0, 4], "count": [4, 10], "old_first": [0, 90], "old_last": [3, 101]}
+    event = {"step": 3, "data": {"before": 120, "after": 14, "runs": runs}}
+    kept = named(plan_charts.renumber_map(event, LIGHT), "kept tokens")
+    assert list(kept.x) == [0, 3, None, 90, 101, None]
+    assert list(kept.y) == [0, 3, None, 4, 13, None]
+    assert kept.text[3] == "10 tokens: 90–101 → 4–13"
+
+
+def test_two_sessions_are_told_apart_by_line_and_marker() -> None:
+    figure = plan_charts.compare_lines({"pace": STEPS, "h2o": STEPS}, LIGHT, step=2)
+    looks = {trace.name: (trace.line.dash, trace.marker.symbol) for trace in figure.data}
+    assert len(figure.data) == 4 and len(set(looks.values())) == 2
+
+
+# Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
+# Deficiency", 2009: linear RGB as seen without one kind of cone.
+VISIONS = {
+    "full": np.eye(3),
+    "protanopia": np.array(
+        [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
+    ),
+    "deuteranopia": np.array(
+        [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]
+    ),
+    "tritanopia": np.array(
+        [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]
+    ),
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(colour: str, vision: np.ndarray) -> np.ndarray:
+    """CIELAB of an sRGB colour as seen with ``vision`` (D65)."""
+    rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ (vision @ linear).clip(0, 1) / TO_XYZ.sum(axis=1)
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_colours_are_told_apart_with_any_vision(palette: Palette, vision: str) -> None:
+    assert len(palette.classes) == len(CLASSES)
+    for group in (palette.classes, (palette.bad, palette.good), (palette.first, palette.second)):
+        for one, other in combinations(group, 2):
+            apart = np.linalg.norm(lab(one, VISIONS[vision]) - lab(other, VISIONS[vision]))
+            assert apart > 20, (one, other)  # 2.3 can just be told apart
