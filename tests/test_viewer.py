@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 
-import httpx
 import pytest
 
 from serve.cli import main
 from serve.demo.own_dashboard import own_dashboard
 from serve.viewer import PORT
 from tests.support.server import free_port
-
-_PACE = "import sys; from serve.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.fixture
@@ -77,24 +69,3 @@ def test_the_demo_takes_another_port_when_the_usual_one_is_taken() -> None:
 
 def test_the_demos_dashboard_wants_the_demos_server() -> None:
     assert main(["demo", "--dashboard"]) == 2
-
-
-def test_ctrl_c_ends_it_and_leaves_nothing() -> None:
-    port = free_port()
-    command = [sys.executable, "-c", _PACE, "dashboard", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert f"http://127.0.0.1:{port}" in line and "http://127.0.0.1:8000" in line
-        end = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/_stcore/health").raise_for_status()
-                break
-            except httpx.HTTPError:
-                assert time.monotonic() < end and process.poll() is None
-                time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(20) == 0
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0

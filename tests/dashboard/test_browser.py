@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,11 +25,11 @@ _PACE = "import sys; from serve.cli import main; sys.exit(main(sys.argv[1:]))"
 
 @pytest.fixture(scope="module")
 def dashboard(story: Story) -> Iterator[str]:
-    """Its address."""
+    """Its address. In the end Ctrl-C stops it, and nothing of it is left."""
     port = free_port()
     command = [sys.executable, "-c", _PACE, "dashboard", "--url", story.url, "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
         try:
             assert process.stdout is not None
             assert url in process.stdout.readline()
@@ -37,8 +39,9 @@ def dashboard(story: Story) -> Iterator[str]:
                 time.sleep(0.1)
             yield url
         finally:
-            process.terminate()
-            assert process.wait(10) == 0
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(20) == 0
+    assert not _answers(url)
 
 
 def _answers(url: str) -> bool:
