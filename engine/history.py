@@ -57,8 +57,8 @@ class History:
 
     Args:
         rows: turns that are remembered; the oldest go first.
-        summary_bytes: of what was resident after past steps. When they are more, every other of
-            the older half goes, so that what is left still reaches far back.
+        summary_bytes: of what was resident after past steps. What is dropped leaves gaps that grow
+            with age, so that what is left reaches back to the first step.
     """
 
     def __init__(self, rows: int, summary_bytes: int) -> None:
@@ -128,6 +128,14 @@ class History:
         held.append(packed)
         self._size += packed.size
         while self._size > self._limit:
-            dropped = held[: (len(held) + 1) // 2 : 2]
-            del held[: (len(held) + 1) // 2 : 2]
-            self._size -= sum(packed.size for packed in dropped)
+            self._size -= held.pop(self._least_missed()).size
+
+    def _least_missed(self) -> int:
+        """The summary whose neighbours are nearest to each other, for its age; never the oldest or
+        the newest, while there are others."""
+        turns = [packed.turn for packed in self._packed]
+        gaps = [
+            (after - before) / (turns[-1] + 1 - turn)
+            for before, turn, after in zip(turns, turns[1:], turns[2:], strict=False)
+        ]
+        return 1 + gaps.index(min(gaps)) if gaps else 0

@@ -27,8 +27,8 @@ from engine.views import binned, layer_rows, resident_of, resident_tokens
 MOST_TOKENS = 10_000
 MOST_MESSAGES = 500
 PREVIEW_CHARACTERS = 200
-# tokens that surely hold so many characters and the template's frame, also when each is one byte
-_PREVIEW_TOKENS = 300
+# Tokens that hold so many characters and the template's frame: mostly, and if each is one byte.
+_PREVIEW_TOKENS = (300, 900)
 
 
 class SessionReaders:
@@ -141,7 +141,8 @@ class SessionReaders:
             stop = min(end, start + min(window.limit or MOST_MESSAGES, MOST_MESSAGES))
             spans = state.messages[start:stop]
             before = state.messages[start - 1].role if start else None
-            heads = [state.tokens[s.start : min(s.end, s.start + _PREVIEW_TOKENS)] for s in spans]
+            most = _PREVIEW_TOKENS[-1]
+            heads = [state.tokens[s.start : min(s.end, s.start + most)] for s in spans]
         whole = _unpacked(found)
         bounds = np.array([span.start for span in spans] + [s.end for s in spans[-1:]], np.int64)
         counts = resident_of(whole, bounds) if spans else []
@@ -201,9 +202,12 @@ class SessionReaders:
 
     def _preview(self, before: str | None, span: MessageSpan, ids: Sequence[int]) -> str:
         """The beginning of a message's text, without what the template puts around it."""
-        text: str = self.chat.tokenizer.decode(list(ids))
         head, tail = self.chat.frame(before, span.role)
-        text = text.removeprefix(head)
+        text = ""
+        for most in _PREVIEW_TOKENS:
+            text = self.chat.tokenizer.decode(list(ids[:most])).removeprefix(head)
+            if len(text) > PREVIEW_CHARACTERS:
+                break
         if len(ids) == span.end - span.start:
             text = text.removesuffix(tail)
         return text[:PREVIEW_CHARACTERS]

@@ -172,7 +172,7 @@ class PackedResidents:
         layers, count = self.shape
         split = np.zeros((layers * count, 8), dtype=np.uint8)
         planes = np.frombuffer(zlib.decompress(self.deltas), dtype=np.uint8)
-        split[:, : self.planes] = planes.reshape(self.planes, -1).T
+        split[:, : self.planes] = planes.reshape(self.planes, layers * count).T
         codes = np.frombuffer(zlib.decompress(self.scores, -15), dtype=np.uint8)
         by_step, by_message = json.loads(zlib.decompress(self.plan))
         return Residents(

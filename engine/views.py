@@ -132,7 +132,9 @@ def uses(values: Ints) -> list[int | None]:
 def scores(values: Floats) -> list[float | None]:
     """Scores to six digits; None for what is no number."""
     sound = np.where(np.isfinite(values) & (values != 0), values, 1.0)
-    scale = 10.0 ** np.clip(_DIGITS - 1 - np.floor(np.log10(np.abs(sound))), -290, 290)
-    rounded = np.where(values == 0, 0.0, np.round(sound * scale) / scale)
+    shift = np.clip(_DIGITS - 1 - np.floor(np.log10(np.abs(sound))), -290, 290)
+    # two whole powers of ten: negative ones are not exact
+    up, down = 10.0 ** np.maximum(shift, 0), 10.0 ** np.maximum(-shift, 0)
+    rounded = np.where(values == 0, 0.0, np.round(sound * up / down) * down / up)
     rounded = np.where(np.isfinite(values), rounded, np.nan)
     return [None if value != value else value for value in rounded.tolist()]

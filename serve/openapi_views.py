@@ -86,7 +86,8 @@ def view_schemas() -> dict[str, Schema]:
                     "next_layer": {**following, "description": "Go on with this layer."},
                     "next": {
                         **following,
-                        "description": "When a layer alone exceeds 1 MB: go on with `start`.",
+                        "description": "When one layer exceeds 1 MB: go on with that one in "
+                        "`layers` and this `start`.",
                     },
                 },
                 {"data": array(record(layer)), "bins": record(bins)},

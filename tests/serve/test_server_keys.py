@@ -110,5 +110,5 @@ def test_a_wrong_key_is_refused_in_the_client_librarys_own_way(keyed: Server) ->
 
 def test_no_key_reaches_the_log(keyed: Server) -> None:
     say(keyed, ALICE, "a turn that is logged", mode="append")
-    for key in (ALICE, BOB, ROOT):
+    for key in (ALICE, BOB, ROOT, "alice's secret", "bob's own"):
         assert key not in keyed.stderr and key not in keyed.stdout
