@@ -116,6 +116,29 @@ def refusals() -> Iterator[Case]:
     yield Case("too large", 413, None, "request_too_large", body=b" " * LARGE, chunks=1 << 20)
 
 
+def odd_queries() -> Iterator[Case]:
+    """Ranges that hold nothing or everything, and what nobody asked for, of ``KNOWN``'s views."""
+    for query in (
+        "residency?start=999999999999999999",
+        "residency?start=5&end=3&bins=1024",
+        "residency?layers=0-999999999&bins=1",
+        "residency?layers=7-3",
+        "residency?layers=999999999",
+        "residency?layers=00-01&start=000&end=1",
+        "residency?bins=1&bins=2&unknown=x",
+        "tokens?start=0&end=0",
+        "tokens?end=999999999999999999&limit=999999999999999999",
+        "tokens?resident=1&start=1&end=2&limit=1",
+        "tokens?resident=0&namespace=",
+        "messages?start=999999999999999999",
+        "messages?limit=1&end=1",
+        "steps?since=999999999999999999",
+        "steps?limit=999999999999999999",
+        "events?limit=1&since=0",
+    ):
+        yield Case(f"ok {query}", method="GET", path=f"/v1/sessions/{KNOWN}/{query}")
+
+
 def _bad_queries(of_known: str) -> Iterator[Case]:
     """Values of the views' parameters that are none, and a step nobody knows."""
     for view, param, values in (

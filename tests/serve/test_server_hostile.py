@@ -29,6 +29,7 @@ TYPES = {409: "conflict_error", 429: "rate_limit_error"}
 TABLES = {
     "accepted": accepted,
     "accepted_elsewhere": accepted_elsewhere,
+    "accepted_views": hostile_routes.odd_queries,
     "accepted_tools": hostile_tools.accepted,
     "bodies": hostile_refused.bodies,
     "fields": hostile_refused.fields,
