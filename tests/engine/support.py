@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig, RopeConfig
 from engine.engine import KVEngine
-from engine.flow import Flow
+from engine.flow import Flow, Writer
 from engine.integrity import check_integrity
 from engine.pool import KVPool
 from engine.row import Row
@@ -101,12 +101,15 @@ def resolved(rules: Rules, rope: RopeConfig | None = None, model_range: int = RA
 
 
 def build_engine(
-    runner: ModelRunner, policies: dict[str, PolicyConfig], **settings: Any
+    runner: ModelRunner,
+    policies: dict[str, PolicyConfig],
+    writer: Writer | None = None,
+    **settings: Any,
 ) -> KVEngine:
     """An engine on byte tokens whose default policy is the first one given."""
     settings = {"pool_bytes": 1 << 28, "default_policy": next(iter(policies))} | settings
     config = EngineConfig(model="tiny", **settings)
-    return KVEngine(runner, byte_tokenizer(), config, ModelProfile(), policies)
+    return KVEngine(runner, byte_tokenizer(), config, ModelProfile(), policies, writer)
 
 
 def request(

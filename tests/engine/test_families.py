@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from engine.pool import KVPool
 from engine.runner import ModelRunner
 from engine.types import PlanUpdate, Sampling
 from tests.engine.families import FAMILIES, Family
+from tests.engine.recorded import EXACT, Turn, compare, densely, float64, recorded, schedule
 from tests.engine.support import (
     RANGE,
     Recorder,
@@ -35,21 +38,28 @@ from tests.engine.support import (
     runner_for,
     state_of,
 )
+from tests.reference.dense import DenseModel
+from tests.reference.h2o import naive_h2o
 from tests.reference.retention import Rules
-from tests.reference.session import ReferenceSession
+from tests.reference.session import ReferenceSession, opening
 from tests.reference.stock import StockModel
 
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
 CHUNKS = (1, 7, 64)
 H2O = Rules("h2o", budget=40, sinks=2, recent=8, interval=6, chunk=24)
 FAR = Rules("plan_aware", budget=40, sinks=2, recent=8, interval=6, chunk=24, limit=RANGE)
 PACE = Rules("plan_aware", budget=40, sinks=2, recent=8, interval=6, chunk=24, limit=70)
-RULES = {"h2o": H2O, "far": FAR, "pace": PACE} | {
+FREE = replace(PACE, limit=None)
+# what is H2O when there is no plan: each alone, and both
+OFF = {"far-h2o": replace(H2O, limit=RANGE), "unplanned": FREE, "far": FAR}
+NONE = {
     f"none-{chunk}": Rules("none", budget=400, sinks=0, recent=0, interval=1, chunk=chunk)
     for chunk in CHUNKS
 }
+ROOMY = {"roomy": replace(PACE, budget=400, limit=500)}
+PLANNED = {"planned-free": FREE, "planned-far": FAR}
+RULES = {"h2o": H2O} | OFF | NONE | ROOMY | PLANNED
 TEXTS = ["a key is ab.\n" * 4, "b", "the cab had a flag; " * 3, "g fed ha" * 6, "ab?"]
-PLAN = {1: {3: (1,), 4: (1, 2)}, 3: {4: (1,), 5: (1, 3)}}
+PLAN = {1: {3: (1, 2), 4: (3,)}, 3: {4: (2, 3), 5: (3, 1)}}
 ANSWER = 7
 
 
@@ -94,58 +104,95 @@ def test_the_model_was_asked_well(family: Family, runner: ModelRunner) -> None:
     assert runner.checked is not None and runner.checked.difference < 1e-10
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("name", [*NONE, *ROOMY])
 def test_without_eviction_every_logit_is_the_stock_models(
-    chunk: int, family: Family, engine: KVEngine, recorder: Recorder
+    name: str, family: Family, engine: KVEngine, recorder: Recorder
 ) -> None:
-    for text in TEXTS[: 2 if chunk == 1 else 3]:
-        answer(engine, f"none-{chunk}", text)
-    state = state_of(engine, f"none-{chunk}")
-    assert state.evicted == 0 and max(map(max, recorder.batches)) == chunk
-    written = torch.tensor([list(state.tokens)[: state.written]])
+    """With no policy at all, and with one and a plan in a row that never fills."""
+    answers = []
+    for text in TEXTS[: 2 if name == "none-1" else 3]:
+        plan = PlanUpdate(plan=PLAN[1] if name in ROOMY else None)
+        answers.append(answer(engine, name, text, plan=plan))
+    state = state_of(engine, name)
+    assert state.evicted == state.renumbers == 0
+    assert max(map(max, recorder.batches)) == RULES[name].chunk
+    written = list(state.tokens)[: state.written]
+    assert all(layer == list(range(state.written)) for layer in kept(state.row))
     with torch.inference_mode():
-        expected = family.model()(written, use_cache=False).logits[0]
+        expected = family.model()(torch.tensor([written]), use_cache=False).logits[0]
     torch.testing.assert_close(recorder.take(), expected, **EXACT)
+    spans = [span for span in state.messages if span.role == "assistant"]
+    for span, tokens in zip(spans, answers, strict=True):
+        first = span.start + len(opening("assistant"))
+        likeliest = expected[first - 1 : first - 1 + len(tokens)].argmax(dim=1)
+        assert list(tokens) == likeliest.tolist()
 
 
-def test_h2o_is_the_naive_h2o_and_so_is_pace_with_everything_off(
+def test_with_everything_off_it_is_the_naive_h2o(
     family: Family, engine: KVEngine, recorder: Recorder
 ) -> None:
+    """A limit that is not reached, no plan, and both."""
     reference = ReferenceSession(StockModel(family.model(attention="eager")), H2O)
+    parts = []
     for text in TEXTS:
         expected = reference.turn([("user", text)], ANSWER)
         assert list(answer(engine, "h2o", text)) == expected.tokens
         logits = recorder.take()
+        parts.append(logits)
         torch.testing.assert_close(logits, expected.logits, **EXACT)
         row = state_of(engine, "h2o").row
         assert kept(row) == reference.logical
-        scores, theirs = (
-            torch.tensor(values, dtype=torch.float64)
-            for values in (kept(row, "score"), reference.scores)
-        )
+        scores, theirs = float64(kept(row, "score")), float64(reference.scores)
         torch.testing.assert_close(scores, theirs, **EXACT)
-        # a limit that is not reached, and no plan
-        assert list(answer(engine, "far", text)) == expected.tokens
-        assert torch.equal(recorder.take(), logits)
-        assert kept(state_of(engine, "far").row) == kept(row)
-    assert reference.evicted > 3 * H2O.budget and state_of(engine, "far").renumbers == 0
+        for name in OFF:
+            assert list(answer(engine, name, text)) == expected.tokens
+            assert torch.equal(recorder.take(), logits)
+            assert all(
+                kept(state_of(engine, name).row, array) == kept(row, array)
+                for array in ("logical", "physical", "score")
+            )
+    tokens = iter(state_of(engine, "h2o").tokens)
+    chunks = [list(islice(tokens, size)) for size in schedule(engine.events("", "h2o"))]
+    dense, sizes = DenseModel(family.model(attention="eager")), (H2O.budget, H2O.sinks, H2O.recent)
+    again, held, received = naive_h2o(dense, chunks, *sizes, H2O.interval)
+    torch.testing.assert_close(torch.cat(parts), again, **EXACT)
+    assert held == kept(row)
+    torch.testing.assert_close(scores, float64(received), **EXACT)
+    assert reference.evicted > 3 * H2O.budget
+    assert all(state_of(engine, name).renumbers == 0 for name in OFF)
     assert len(set(map(tuple, reference.logical))) > 1, "all layers kept the same tokens"
 
 
-def test_renumbered_keys_are_pruned_rotated_and_attended_as_the_stock_model_does(
-    family: Family, engine: KVEngine, recorder: Recorder
+def test_a_limit_that_is_never_reached_is_no_limit_under_a_plan_too(
+    engine: KVEngine, recorder: Recorder
 ) -> None:
-    reference = ReferenceSession(StockModel(family.model(attention="eager")), PACE)
     for turn, text in enumerate(TEXTS, start=1):
-        update = PlanUpdate(plan=PLAN.get(turn))
-        expected = reference.turn([("user", text)], ANSWER, PLAN.get(turn))
-        assert list(answer(engine, "pace", text, plan=update)) == expected.tokens
-        torch.testing.assert_close(recorder.take(), expected.logits, **EXACT)
-        row = state_of(engine, "pace").row
-        assert kept(row) == reference.logical
-        assert kept(row, "physical") == reference.physical
+        plan = PlanUpdate(plan=PLAN.get(turn))
+        tokens = [answer(engine, name, text, plan=plan) for name in PLANNED]
+        logits = recorder.take()
+        states = [state_of(engine, name) for name in PLANNED]
+        assert tokens[0] == tokens[1] and torch.equal(*logits.chunk(2))
+        assert all(
+            kept(states[0].row, array) == kept(states[1].row, array)
+            for array in ("logical", "physical", "score")
+        )
+    assert kept(states[0].row) != kept(state_of(engine, "h2o").row), "the plan changed nothing"
+    assert states[1].renumbers == 0 and states[1].evicted > 100
+
+
+def test_pace_is_the_naive_pace_and_one_dense_forward_of_the_stock_model(
+    family: Family, runner: ModelRunner
+) -> None:
+    """Pruned, rotated at new positions and attended to by the family's own code; and all of it
+    again from nothing but the recorded schedule and keep sets."""
+    with recorded(runner, PACE) as session:
+        reference = ReferenceSession(StockModel(family.model(attention="eager")), PACE)
+        turns = [Turn([("user", t)], ANSWER, PLAN.get(n)) for n, t in enumerate(TEXTS, start=1)]
+        compare(session, reference, turns)
+        densely(session, DenseModel(family.model(attention="eager")))
+        works = session.recorder.works
+        assert max(work.first + len(work.tokens) for work in works) <= PACE.limit
     assert reference.renumbers >= 4
-    assert max(work.first + len(work.tokens) for work in recorder.works) <= PACE.limit
 
 
 def own_rotation(model: Any, layer: int, raw: Tensor, positions: Tensor) -> Tensor:

@@ -22,6 +22,35 @@ Segments = Sequence[tuple[Sequence[int], Sequence[int]]]
 """(messages, reading steps), as in a request's ``segments``."""
 
 
+def resolved(
+    spans: Sequence[Span], plan: Steps | None, segments: Segments | None, first: int
+) -> tuple[dict[int, list[int]], list[tuple[list[int], list[int]]], int]:
+    """What of a request's ``plan`` and ``segments`` makes sense, and how many references do not.
+
+    ``spans``: the transcript with the request's messages; ``first``: step of the first of them.
+    """
+    newest, existing = spans[-1].step, {span.step for span in spans}
+    steps: dict[int, list[int]] = {}
+    parts: list[tuple[list[int], list[int]]] = []
+    wrong = 0
+    for reader, read in (plan or {}).items():
+        for step in read:
+            if first <= reader > step and (step in existing or step > newest):
+                steps.setdefault(reader, []).append(step)
+            else:
+                wrong += 1
+    for messages, readers_ in segments or ():
+        for message in messages:
+            for reader in readers_:
+                known = 0 <= message < len(spans)
+                # a reader that has not come yet comes after everything there is
+                if known and reader >= first and (reader >= newest or reader >= spans[message].step):
+                    parts.append(([message], [reader]))
+                else:
+                    wrong += 1
+    return steps, parts, wrong
+
+
 def readers(spans: Sequence[Span], plan: Steps, segments: Segments, message: int) -> set[int]:
     """All steps that read a message."""
     found = {reader for reader, read in plan.items() if spans[message].step in read}

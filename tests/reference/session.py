@@ -57,6 +57,8 @@ class Answered:
     rotary_gap: int | None
     evicted: int
     renumbers: int
+    displaced: int
+    unresolved: int
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class ReferenceSession:
     renumbers: int = 0
     evictions: list[tuple[int, list[LayerEviction]]] = field(default_factory=list)
     """(step, layers) of each."""
+    before: ReferenceSession | None = None
+    """The session as it was before its last turn."""
 
     def __post_init__(self) -> None:
         self.caches = [LayerCache() for _ in range(self.model.layers)]
@@ -110,12 +114,15 @@ class ReferenceSession:
         max_tokens: int,
         plan: Steps | None = None,
         segments: Segments | None = None,
+        step: int | None = None,
     ) -> Answered:
-        """Write ``messages`` (role, text) and answer greedily. User messages count steps."""
-        self.plan = self.plan if plan is None else plan
-        self.segments = self.segments if segments is None else segments
-        evicted, renumbers = self.evicted, self.renumbers
-        logits = self._prompt(messages)
+        """Write ``messages`` (role, text) and answer greedily. User messages count steps; the last
+        one takes ``step``, if given. A new plan takes the place of the one before."""
+        self.before = None
+        self.before = self._copy()
+        evicted, renumbers, evictions = self.evicted, self.renumbers, len(self.evictions)
+        unresolved = self._add(messages, plan, segments, step)
+        logits = self._prompt()
         figures = self._figures
         answer: list[int] = []
         while not answer or (answer[-1] != END and len(answer) < max_tokens):
@@ -126,13 +133,26 @@ class ReferenceSession:
             self._extend_last()
         self.tokens += [NEWLINE] if answer[-1] == END else [END, NEWLINE]
         self._extend_last()
-        done = self.evicted - evicted, self.renumbers - renumbers
+        displaced = sum(
+            max(
+                sum(use is not None for i, use in enumerate(layer.uses) if i not in layer.stay)
+                for layer in layers
+            )
+            for _, layers in self.evictions[evictions:]
+        )
+        done = self.evicted - evicted, self.renumbers - renumbers, displaced, unresolved
         return Answered(answer, torch.cat(logits), *figures, *done)
+
+    def undo(self) -> None:
+        """Go back to before the last turn."""
+        assert self.before is not None, "only one turn can be undone"
+        vars(self).update(vars(self.before))
 
     def score(self, messages: Sequence[tuple[str, str]], continuation: list[int]) -> list[float]:
         """Log-probability of each token of an answer that begins like this; changes nothing."""
-        fork = copy.deepcopy(self, {id(self.model): self.model})
-        logits = fork._prompt(messages)[-1][-1:]
+        fork = self._copy()
+        fork._add(messages)
+        logits = fork._prompt()[-1][-1:]
         fork.tokens += continuation
         fork._extend_last()
         rows = [logits]
@@ -142,12 +162,31 @@ class ReferenceSession:
         chances = torch.cat(rows).log_softmax(-1)
         return [float(chances[i, token]) for i, token in enumerate(continuation)]
 
-    def _prompt(self, messages: Sequence[tuple[str, str]]) -> list[Tensor]:
-        step = self.spans[-1].step if self.spans else 0
-        for role, text in messages:
-            step += role == "user"
-            self._open(role, step, message_tokens(role, text))
-        self._open("assistant", step, opening("assistant"))
+    def _copy(self) -> ReferenceSession:
+        return copy.deepcopy(self, {id(self.model): self.model})
+
+    def _add(
+        self,
+        messages: Sequence[tuple[str, str]],
+        plan: Steps | None = None,
+        segments: Segments | None = None,
+        step: int | None = None,
+    ) -> int:
+        """Append messages and replace the plan; returns how much of it makes no sense."""
+        current, first = self.spans[-1].step if self.spans else 0, len(self.spans)
+        users = [at for at, (role, _) in enumerate(messages) if role == "user"]
+        for at, (role, text) in enumerate(messages):
+            current += role == "user"
+            if step is not None and users and at == users[-1]:
+                current = step
+            self._open(role, current, message_tokens(role, text))
+        steps, parts, wrong = plans.resolved(self.spans, plan, segments, self.spans[first].step)
+        self.plan = self.plan if plan is None else steps
+        self.segments = self.segments if segments is None else parts
+        self._open("assistant", current, opening("assistant"))
+        return wrong
+
+    def _prompt(self) -> list[Tensor]:
         logits = []
         while self.written < len(self.tokens):
             chunk = self.tokens[self.written :][: self.rules.chunk]

@@ -20,21 +20,27 @@ from tests.reference.llama import Entry, LayerCache
 Attention = Callable[..., tuple[Tensor, Tensor]]
 
 
+def replace_attention(model: Any, attend: Attention) -> int:
+    """Have ``attend(layer, own, …)`` called in the place of each attention module's ``own``
+    forward; returns the number of layers."""
+    assert model.config._attn_implementation == "eager"
+    attentions = [m for m in model.modules() if type(m).__name__.endswith("Attention")]
+    assert len(attentions) == model.config.num_hidden_layers
+    for layer, module in enumerate(attentions):
+        module.forward = functools.partial(attend, layer, module.forward)
+    return len(attentions)
+
+
 class StockModel:
     """Takes a model with eager attention, which returns its weights, and changes it for good."""
 
     def __init__(self, model: Any) -> None:
-        assert model.config._attn_implementation == "eager"
         self.model = model
-        self.layers = int(model.config.num_hidden_layers)
+        self.layers = replace_attention(model, self._attend)
         self._rotary = model.base_model.rotary_emb
         self._caches: Sequence[LayerCache] = ()
         self._first = (0, 0)
         self._observe: int | None = None
-        attentions = [m for m in model.modules() if type(m).__name__.endswith("Attention")]
-        assert len(attentions) == self.layers
-        for layer, module in enumerate(attentions):
-            module.forward = functools.partial(self._attend, layer, module.forward)
 
     def write(
         self,
