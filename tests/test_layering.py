@@ -1,8 +1,10 @@
-"""The arrows between packages (DESIGN: engine ← serve, bench; dashboard knows none of them)."""
+"""The arrows between packages (DESIGN: engine ← serve, bench; dashboard knows none of them), and
+that the tests' references know none of ours."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,16 +23,22 @@ FORBIDDEN = {
 
 def imported(source: str) -> Iterator[tuple[int, str]]:
     """(line, top-level name) of every import in ``source``, also inside functions."""
+    for line, name in imported_modules(source):
+        yield line, "." if name == "." else name.split(".")[0]
+
+
+def imported_modules(source: str) -> Iterator[tuple[int, str]]:
+    """(line, full name) of every module that ``source`` imports; "." for relative ones."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield node.lineno, alias.name.split(".")[0]
+                yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
-            yield node.lineno, "." if node.level else (node.module or "").split(".")[0]
+            yield node.lineno, "." if node.level else node.module or ""
         elif isinstance(node, ast.Call) and _is_import_call(node.func) and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield node.lineno, name.value.split(".")[0]
+                yield node.lineno, name.value
 
 
 def _is_import_call(function: ast.expr) -> bool:
@@ -48,6 +56,20 @@ def test_package_imports_only_what_its_layer_may(package: str) -> None:
         for file in files
         for line, name in imported(file.read_text(encoding="utf-8"))
         if name in FORBIDDEN[package] or name == "."
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_references_know_nothing_of_what_they_are_compared_with() -> None:
+    """Torch, transformers and each other only; engine, fixtures and helpers of tests are not."""
+    files = sorted((CHECKOUT / "tests" / "reference").glob("*.py"))
+    assert len(files) > 4
+    allowed = {"torch", "transformers", *sys.stdlib_module_names} - {"importlib"}
+    wrong = [
+        f"{file.name}:{line} imports {name}"
+        for file in files
+        for line, name in imported_modules(file.read_text(encoding="utf-8"))
+        if name.split(".")[0] not in allowed and not name.startswith("tests.reference")
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -10,10 +10,12 @@ import torch
 
 from engine.config import PolicyConfig
 from engine.engine import KVEngine
+from engine.integrity import state_problems
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
+from engine.store import SessionStore
 from tests.engine.counting import CountingRunner, counting_scheduler
-from tests.engine.support import build_engine, check_engine, runner_for, tiny_llama
+from tests.engine.support import build_engine, check_engine, runner_for, states, tiny_llama
 from tests.engine.tool_support import END, Script
 from tests.support.protocol_model import byte_tokenizer
 
@@ -23,6 +25,33 @@ MakeEngine = Callable[..., KVEngine]
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)  # faster on models this small
+
+
+@pytest.fixture(autouse=True)
+def integrity(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every session is whole: whenever a turn commits, its rotated keys included (an idle row has
+    none), and, for engines made in the test, once more at the end. What was found broken."""
+    problems: list[str] = []
+    engines: list[KVEngine] = []
+    commit, create = SessionStore.commit, KVEngine.__init__
+
+    def checked(self: SessionStore, *args: Any) -> None:
+        assert args[-1].active_row().rotated is not None
+        problems.extend(state_problems(args[-1]))
+        commit(self, *args)
+
+    def noted(self: KVEngine, *args: Any, **settings: Any) -> None:
+        create(self, *args, **settings)
+        engines.append(self)
+
+    monkeypatch.setattr(SessionStore, "commit", checked)
+    monkeypatch.setattr(KVEngine, "__init__", noted)
+    yield problems
+    for engine in engines:
+        with engine.store.lock:
+            for state in states(engine):
+                problems += state_problems(state)
+    assert not problems
 
 
 @pytest.fixture

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from engine.engine import KVEngine
 from engine.integrity import check_integrity, state_problems
 from engine.log import ForkableLog, token_log
 from engine.plan import Plan
-from engine.runner import ModelRunner
+from engine.pool import KVPool
+from engine.runner import ModelRunner, Work, Written
 from engine.state import SessionState
-from engine.types import PlanUpdate
+from engine.types import PlanUpdate, Sampling
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import policy_config, request, state_of
 from tests.reference.retention import Rules
@@ -109,6 +111,25 @@ def test_it_sees_what_is_broken(damage: Break, text: str, engine: KVEngine) -> N
     restored = SessionState.load(saved, state.table, state.row)
     engine.store.table.get("", "s").state = restored
     check_integrity(restored)
+
+
+def test_the_rotated_keys_of_a_running_turn_are_compared_bit_for_bit(
+    engine: KVEngine, tiny: ModelRunner, integrity: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One last bit of one key, when its turn commits; every test here looks for that."""
+    forward = tiny.forward
+
+    def nudged(works: list[Work], pool: KVPool) -> list[Written]:
+        written = forward(works, pool)
+        if works[0].decode:
+            rotated = works[0].row.require_rotated()
+            rotated[1, 0, 7, 3] = torch.nextafter(rotated[1, 0, 7, 3], torch.tensor(torch.inf))
+        return written
+
+    monkeypatch.setattr(tiny, "forward", nudged)
+    engine.run(request("s", "more", sampling=Sampling(2, temperature=0.0)))
+    assert integrity == ["a rotated key is not rotate(raw, p)"]
+    integrity.clear()
 
 
 def test_a_whole_session_has_no_problems_idle_or_running(

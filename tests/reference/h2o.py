@@ -48,9 +48,7 @@ def _received(matrix: Tensor, keys: Sequence[int]) -> list[float]:
     return [sum(row[key] for row in rows) for key in keys]
 
 
-def _heavy(
-    matrix: Tensor, keys: Sequence[int], budget: int, sinks: int, recent: int
-) -> list[int]:
+def _heavy(matrix: Tensor, keys: Sequence[int], budget: int, sinks: int, recent: int) -> list[int]:
     """Sinks, the newest, then whatever received most; of equals the newer."""
     received = dict(zip(keys, _received(matrix, keys), strict=True))
     stay = {key for key in keys if key < sinks} | set(keys[len(keys) - recent :])

@@ -44,7 +44,11 @@ def resolved(
             for reader in readers_:
                 known = 0 <= message < len(spans)
                 # a reader that has not come yet comes after everything there is
-                if known and reader >= first and (reader >= newest or reader >= spans[message].step):
+                if (
+                    known
+                    and reader >= first
+                    and (reader >= newest or reader >= spans[message].step)
+                ):
                     parts.append(([message], [reader]))
                 else:
                     wrong += 1
