@@ -46,18 +46,15 @@ from tests.reference.stock import StockModel
 
 CHUNKS = (1, 7, 64)
 H2O = Rules("h2o", budget=40, sinks=2, recent=8, interval=6, chunk=24)
-FAR = Rules("plan_aware", budget=40, sinks=2, recent=8, interval=6, chunk=24, limit=RANGE)
 PACE = Rules("plan_aware", budget=40, sinks=2, recent=8, interval=6, chunk=24, limit=70)
-FREE = replace(PACE, limit=None)
-# what is H2O when there is no plan: each alone, and both
-OFF = {"far-h2o": replace(H2O, limit=RANGE), "unplanned": FREE, "far": FAR}
+# H2O when there is no plan, as long as no limit is reached
+OFF = {"unplanned": replace(PACE, limit=None), "far": replace(PACE, limit=RANGE)}
 NONE = {
     f"none-{chunk}": Rules("none", budget=400, sinks=0, recent=0, interval=1, chunk=chunk)
     for chunk in CHUNKS
 }
 ROOMY = {"roomy": replace(PACE, budget=400, limit=500)}
-PLANNED = {"planned-free": FREE, "planned-far": FAR}
-RULES = {"h2o": H2O} | OFF | NONE | ROOMY | PLANNED
+RULES = {"h2o": H2O} | OFF | NONE | ROOMY
 TEXTS = ["a key is ab.\n" * 4, "b", "the cab had a flag; " * 3, "g fed ha" * 6, "ab?"]
 PLAN = {1: {3: (1, 2), 4: (3,)}, 3: {4: (2, 3), 5: (3, 1)}}
 ANSWER = 7
@@ -71,6 +68,16 @@ def family(request: pytest.FixtureRequest) -> Family:
 @pytest.fixture(scope="module")
 def runner(family: Family) -> ModelRunner:
     return runner_for(family.model())
+
+
+@pytest.fixture(scope="module")
+def stock(family: Family) -> StockModel:
+    return StockModel(family.model(attention="eager"))
+
+
+@pytest.fixture(scope="module")
+def dense(family: Family) -> DenseModel:
+    return DenseModel(family.model(attention="eager"))
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +136,10 @@ def test_without_eviction_every_logit_is_the_stock_models(
 
 
 def test_with_everything_off_it_is_the_naive_h2o(
-    family: Family, engine: KVEngine, recorder: Recorder
+    engine: KVEngine, recorder: Recorder, stock: StockModel, dense: DenseModel
 ) -> None:
-    """A limit that is not reached, no plan, and both."""
-    reference = ReferenceSession(StockModel(family.model(attention="eager")), H2O)
+    """No plan is H2O, and a limit that is not reached is no limit."""
+    reference = ReferenceSession(stock, H2O)
     parts = []
     for text in TEXTS:
         expected = reference.turn([("user", text)], ANSWER)
@@ -153,8 +160,8 @@ def test_with_everything_off_it_is_the_naive_h2o(
             )
     tokens = iter(state_of(engine, "h2o").tokens)
     chunks = [list(islice(tokens, size)) for size in schedule(engine.events("", "h2o"))]
-    dense, sizes = DenseModel(family.model(attention="eager")), (H2O.budget, H2O.sinks, H2O.recent)
-    again, held, received = naive_h2o(dense, chunks, *sizes, H2O.interval)
+    sizes = (H2O.budget, H2O.sinks, H2O.recent, H2O.interval)
+    again, held, received = naive_h2o(dense, chunks, *sizes)
     torch.testing.assert_close(torch.cat(parts), again, **EXACT)
     assert held == kept(row)
     torch.testing.assert_close(scores, float64(received), **EXACT)
@@ -163,33 +170,16 @@ def test_with_everything_off_it_is_the_naive_h2o(
     assert len(set(map(tuple, reference.logical))) > 1, "all layers kept the same tokens"
 
 
-def test_a_limit_that_is_never_reached_is_no_limit_under_a_plan_too(
-    engine: KVEngine, recorder: Recorder
-) -> None:
-    for turn, text in enumerate(TEXTS, start=1):
-        plan = PlanUpdate(plan=PLAN.get(turn))
-        tokens = [answer(engine, name, text, plan=plan) for name in PLANNED]
-        logits = recorder.take()
-        states = [state_of(engine, name) for name in PLANNED]
-        assert tokens[0] == tokens[1] and torch.equal(*logits.chunk(2))
-        assert all(
-            kept(states[0].row, array) == kept(states[1].row, array)
-            for array in ("logical", "physical", "score")
-        )
-    assert kept(states[0].row) != kept(state_of(engine, "h2o").row), "the plan changed nothing"
-    assert states[1].renumbers == 0 and states[1].evicted > 100
-
-
 def test_pace_is_the_naive_pace_and_one_dense_forward_of_the_stock_model(
-    family: Family, runner: ModelRunner
+    runner: ModelRunner, stock: StockModel, dense: DenseModel
 ) -> None:
     """Pruned, rotated at new positions and attended to by the family's own code; and all of it
     again from nothing but the recorded schedule and keep sets."""
     with recorded(runner, PACE) as session:
-        reference = ReferenceSession(StockModel(family.model(attention="eager")), PACE)
+        reference = ReferenceSession(stock, PACE)
         turns = [Turn([("user", t)], ANSWER, PLAN.get(n)) for n, t in enumerate(TEXTS, start=1)]
         compare(session, reference, turns)
-        densely(session, DenseModel(family.model(attention="eager")))
+        densely(session, dense)
         works = session.recorder.works
         assert max(work.first + len(work.tokens) for work in works) <= PACE.limit
     assert reference.renumbers >= 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from engine.config import RopeConfig
 from engine.runner import ModelRunner
-from engine.types import Sampling
+from engine.types import PlanUpdate, Sampling
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import (
     GREEDY,
@@ -149,6 +150,29 @@ def test_plan_aware_without_a_plan_is_h2o(
     assert torch.equal(logits["h2o"], logits["pace"])
     for array in ("logical", "physical", "score"):
         assert kept(rows["h2o"], array) == kept(rows["pace"], array)
+
+
+def test_a_limit_that_is_never_reached_is_no_limit_under_a_plan_too(
+    tiny: ModelRunner, recorder: Recorder, make_engine: MakeEngine
+) -> None:
+    free = Rules("plan_aware", budget=60, sinks=4, recent=16, interval=8, chunk=32)
+    far = replace(free, limit=RANGE)
+    engine = make_engine(
+        tiny, {"free": policy_config(free, "free"), "far": policy_config(far, "far")}
+    )
+    plan = PlanUpdate(plan={3: (2,), 6: (3, 4)})
+    logits, rows = [], []
+    for name, asked in (("free", plan), ("far", plan), ("free", PlanUpdate())):
+        session = f"{name} {asked.plan is None}"
+        for turn, text in enumerate(texts(seed=3, count=6, longest=100)):
+            change = asked if turn == 0 else PlanUpdate()
+            engine.run(request(session, text, policy=name, plan=change, sampling=GREEDY))
+        state = state_of(engine, session)
+        assert state.renumbers == 0 and state.evicted > 200
+        logits.append(recorder.take())
+        rows.append([kept(state.row, array) for array in ("logical", "physical", "score")])
+    assert torch.equal(logits[0], logits[1]) and rows[0] == rows[1]
+    assert rows[0][0] != rows[2][0], "the plan changed nothing"
 
 
 def test_yarn_is_the_stock_model_with_yarn_in_its_config(

@@ -79,15 +79,15 @@ class View:
     def groups(self, layer: int) -> Iterator[tuple[int, int, Tensor]]:
         """Queries [start, end) that agree on where each key is, and the places ``[end]``."""
         visible, places = self.visible[layer], self.places[layer]
-        start, known, at = 0, visible[0], places[0]
-        for query in range(1, len(visible)):
-            seen = visible[query]
-            if bool((known & seen & (at != places[query])).any()):
-                yield start, query, at[:query]
-                start, known, at = query, seen, places[query]
-            else:
-                known, at = known | seen, torch.where(seen, places[query], at)
-        yield start, len(visible), at
+        start, total = 0, len(visible)
+        while start < total:
+            seen = visible[start:]
+            highest = places[start:].masked_fill(~seen, -1).cummax(dim=0).values
+            lowest = places[start:].masked_fill(~seen, 1 << 40).cummin(dim=0).values
+            agree = int((highest <= lowest).all(dim=1).sum())  # rows up to the first conflict
+            end = start + agree
+            yield start, end, highest[agree - 1, :end].clamp(min=0)
+            start = end
 
 
 class DenseModel:

@@ -44,8 +44,7 @@ def naive_h2o(
 
 
 def _received(matrix: Tensor, keys: Sequence[int]) -> list[float]:
-    rows = matrix.tolist()
-    return [sum(row[key] for row in rows) for key in keys]
+    return [sum(matrix[:, key].tolist()) for key in keys]
 
 
 def _heavy(matrix: Tensor, keys: Sequence[int], budget: int, sinks: int, recent: int) -> list[int]:

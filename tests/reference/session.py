@@ -163,7 +163,13 @@ class ReferenceSession:
         return [float(chances[i, token]) for i, token in enumerate(continuation)]
 
     def _copy(self) -> ReferenceSession:
-        return copy.deepcopy(self, {id(self.model): self.model})
+        entries = [[copy.copy(entry) for entry in cache.entries] for cache in self.caches]
+        twin = copy.copy(self)
+        twin.caches = [LayerCache(each) for each in entries]
+        # what is in them is never changed, only replaced
+        twin.tokens, twin.spans = self.tokens[:], self.spans[:]
+        twin.evictions = self.evictions[:]
+        return twin
 
     def _add(
         self,
