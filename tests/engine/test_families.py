@@ -71,6 +71,11 @@ def runner(family: Family) -> ModelRunner:
 
 
 @pytest.fixture(scope="module")
+def plain(family: Family) -> Any:
+    return family.model()
+
+
+@pytest.fixture(scope="module")
 def stock(family: Family) -> StockModel:
     return StockModel(family.model(attention="eager"))
 
@@ -113,7 +118,7 @@ def test_the_model_was_asked_well(family: Family, runner: ModelRunner) -> None:
 
 @pytest.mark.parametrize("name", [*NONE, *ROOMY])
 def test_without_eviction_every_logit_is_the_stock_models(
-    name: str, family: Family, engine: KVEngine, recorder: Recorder
+    name: str, plain: Any, engine: KVEngine, recorder: Recorder
 ) -> None:
     """With no policy at all, and with one and a plan in a row that never fills."""
     answers = []
@@ -126,7 +131,7 @@ def test_without_eviction_every_logit_is_the_stock_models(
     written = list(state.tokens)[: state.written]
     assert all(layer == list(range(state.written)) for layer in kept(state.row))
     with torch.inference_mode():
-        expected = family.model()(torch.tensor([written]), use_cache=False).logits[0]
+        expected = plain(torch.tensor([written]), use_cache=False).logits[0]
     torch.testing.assert_close(recorder.take(), expected, **EXACT)
     spans = [span for span in state.messages if span.role == "assistant"]
     for span, tokens in zip(spans, answers, strict=True):
