@@ -94,25 +94,30 @@ def selections(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 def test_the_reserve_goes_by_score_whatever_the_plan_asks_for(
     selections: Seen, tiny: ModelRunner, make_engine: MakeEngine
 ) -> None:
-    """All earlier steps are read again, three times the budget: the 10 best of the others stay."""
+    """The plan reads two steps of three again, three times the budget: beyond its 54 tokens the 10
+    best of all others stay, some that nobody planned among them."""
     made = make_engine(tiny, POLICIES)
-    everything = {12: tuple(range(1, 9))}
-    texts = [filler(step)[:30] for step in range(1, 9)]
-    made.run(request("s", *texts, plan=PlanUpdate(plan=everything)))
-    assert len(state_of(made, "s").tokens) > 3 * RULES.budget
+    read = [step for step in range(1, 19) if step % 3]
+    texts = [filler(step)[:24] for step in range(1, 19)]
+    made.run(request("s", *texts, plan=PlanUpdate(plan={20: tuple(read)})))
+    assert sum(len(tokens_of(made, "s", step - 1)) for step in read) > 3 * RULES.budget
     made.run(request("s", "what is asked now is not planned " * 3))
-    starved = 0
+    starved = saved = 0
+    quota = RULES.budget - RULES.sinks - RULES.recent - RULES.reserve
     for candidates, keep in selections:
         for layer, stay in enumerate(keep):
             logical = candidates.logical[layer].tolist()
             scores, uses = candidates.score[layer].tolist(), candidates.next_use[layer].tolist()
-            count = len(logical)
-            free = [i for i in range(count - RULES.recent) if logical[i] >= RULES.sinks]
-            planned = [i for i in free if uses[i] < NO_USE]
-            best = sorted(free, key=lambda i: (-scores[i], -i))[: RULES.reserve]
-            assert set(best) <= set(stay)
-            starved += len(planned) > RULES.budget - RULES.sinks - RULES.recent
+            free = [i for i in range(len(logical) - RULES.recent) if logical[i] >= RULES.sinks]
+            by_score = sorted(free, key=lambda i: (-scores[i], -i))
+            planned = [i for i in by_score if uses[i] < NO_USE]  # all by the same step
+            others = [i for i in by_score if i not in planned[:quota]][: RULES.reserve]
+            assert set(others) <= set(stay)
+            if len(planned) >= quota + RULES.reserve:  # without a reserve these would be all
+                starved += 1
+                saved += sum(uses[i] == NO_USE for i in others)
     assert starved > 10, "the plan was to want all of the budget"
+    assert saved > starved, "of what is not planned something was to stay"
 
 
 def test_protection_ends_when_the_last_readers_step_has_passed(
