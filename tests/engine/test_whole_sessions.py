@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
+from engine.policies import retention_names
 from engine.runner import ModelRunner
 from tests.engine.families import make_exact
 from tests.engine.recorded import Turn, compare, densely, recorded
@@ -28,7 +29,7 @@ STEPS = st.integers(1, 9)
 PLANS = st.dictionaries(STEPS, st.lists(STEPS, max_size=3).map(tuple), max_size=4)
 SEGMENT = st.tuples(*[st.lists(st.integers(0, n), min_size=1, max_size=3) for n in (11, 9)])
 SEGMENTS = st.lists(SEGMENT.map(lambda part: (tuple(part[0]), tuple(part[1]))), max_size=4)
-KINDS = ["h2o", "plan_aware", "additive", "snapkv", "streaming", "none"]
+KINDS = [*retention_names(), "additive"]
 
 
 @st.composite
@@ -148,7 +149,8 @@ SHORT = [
     Turn([("user", "the cab had a flag")], 5),
     Turn([("user", "g fed ha"), ("assistant", "ab"), ("user", "cd"), ("tool", "e")], 5),
     Turn([("user", "edited")], 5, {5: (3,)}, [((1,), (4,))], redo=True),
-    Turn([("user", "ab?")], 3),
+    # a message that its own step reads is not one that the step needs from before
+    Turn([("user", "ab?")], 3, None, [((1, 7), (4,))]),
 ]
 
 
