@@ -10,6 +10,7 @@ import torch
 
 from engine.config import PolicyConfig, RopeConfig
 from engine.engine import KVEngine
+from engine.history import History
 from engine.ledger import Ledger
 from engine.runner import ModelRunner
 from engine.sessions import Session
@@ -36,7 +37,9 @@ def adopt(engine: KVEngine, name: str, policy: str, data: dict[str, Any]) -> Non
     row = engine.store.pool.acquire(settings.capacity) if data["row"] is not None else None
     state = SessionState.load(data, table, row)
     assert state.policy == settings
-    session = Session("", name, POLICIES[policy], state, Ledger(100), turns=1)
+    session = Session(
+        "", name, POLICIES[policy], state, Ledger(100), History(100, 1 << 20), turns=1
+    )
     engine.store.table.add(session)
 
 
