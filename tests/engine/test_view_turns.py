@@ -158,3 +158,22 @@ def test_answers_are_formatted_without_the_lock(own: KVEngine, monkeypatch: Any)
     own.tokens("", "s", Window(step=2), True)
     own.messages("", "s", Window(step=2))
     assert free == [True] * 3
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_turn_redone_amid_a_read_is_read_again(
+    own: KVEngine, monkeypatch: Any, resident: bool
+) -> None:
+    unpacked, redone = readers._unpacked, []
+
+    def meanwhile(whole: Any) -> Any:
+        if not redone:
+            redone.append(own.run(request("s", "short", base="previous")))
+        return unpacked(whole)
+
+    monkeypatch.setattr(readers, "_unpacked", meanwhile)
+    found = own.tokens("", "s", NOW, resident)
+    tokens = list(own.store.table.get("", "s").state.tokens)
+    assert redone and found["tokens"] == len(tokens)
+    data = found["data"]
+    assert data["id"] == [tokens[token] for token in data["logical"]]
