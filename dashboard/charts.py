@@ -1,12 +1,11 @@
-"""The figures of a session at a step: arrays and data frames in, plotly figures out. Nothing here
-reads or draws.
+"""The residency map: arrays and data frames in, a plotly figure out; nothing is read or drawn.
 
-Residency is a heat map (a canvas), never an SVG node per token.
+It is a heat map (an image), never an SVG node per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -14,22 +13,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboard.data import Bins
+from dashboard.figure import Trace, figure
 from dashboard.palette import CLASSES, SEQUENTIAL, Palette
 
 ColourBy = Literal["class", "share", "next use", "score"]
 COLOUR_BY: tuple[ColourBy, ...] = ("class", "share", "next use", "score")
-CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
-"""Options of every chart."""
 SHADES = 8
 """Shades of a class: how much of a bin is resident."""
-LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}
-_FONT = "Source Sans, sans-serif"
-_POINTS_AS_SVG = 500
-"""Up to this many points SVG draws faster than a WebGL context starts."""
 _SELECTABLE_POINTS = 200
 _NAMED_STEPS = 45
-
-Trace = dict[str, Any]
 
 
 def residency_map(
@@ -87,131 +79,6 @@ def residency_map(
         traces.append({"type": "scatter", "x": [None], "y": [None], "xaxis": "x2"} | _SILENT)
         layout["xaxis2"] = _step_axis(step_starts, view, palette)
     return figure(palette, height, traces, layout)
-
-
-def step_lines(
-    steps: pd.DataFrame, palette: Palette, *, step: int, limit: int | None, height: int = 250
-) -> go.Figure:
-    """ρ above Δ by step, a triangle where positions were renumbered, a line at ``step``.
-
-    Args:
-        limit: the policy's position limit L (tokens), drawn beside Δ.
-    """
-    x = steps["step"]
-    rho, gap = numbers(steps, "residency"), numbers(steps, "rotary_gap")
-    bad = (rho < 1).to_numpy()
-    renumbered = steps[numbers(steps, "renumbers") > 0]
-    line: Trace = {"type": scatter(len(x)), "mode": "lines+markers", "connectgaps": True, "x": x}
-    first: Trace = line | {
-        "y": rho,
-        "name": "residency ρ",
-        "line": {"color": palette.first, "width": 1.5},
-        "marker": {
-            "size": 8,
-            "color": np.where(bad, palette.bad, palette.first),
-            "symbol": np.where(bad, "x", "circle"),
-        },
-        "hovertemplate": "step %{x}: ρ = %{y:.1%}<extra></extra>",
-    }
-    second: Trace = line | {
-        "y": gap,
-        "yaxis": "y2",
-        "name": "rotary gap Δ",
-        "line": {"color": palette.second, "width": 1.5},
-        "marker": {"size": 6, "color": palette.second, "symbol": "diamond"},
-        "hovertemplate": "step %{x}: Δ = %{y:,} positions<extra></extra>",
-    }
-    ticks: Trace = {
-        "type": scatter(len(renumbered)),
-        "mode": "markers",
-        "x": renumbered["step"],
-        "y": np.zeros(len(renumbered)),
-        "yaxis": "y2",
-        "name": "renumbered",
-        "marker": {"symbol": "triangle-up", "size": 9, "color": palette.faint},
-        "customdata": renumbered["renumbers"],
-        "hovertemplate": "step %{x}: %{customdata} renumbers<extra></extra>",
-    }
-    top = max(float(np.nanmax(gap)) if gap.notna().any() else 1.0, limit or 0)
-    shapes, notes = [step_mark(step, palette)], []
-    if limit is not None:
-        border = {"color": palette.faint, "width": 1, "dash": "dot"}
-        across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y2"}
-        shapes.append(across | {"y0": limit, "y1": limit, "line": border})
-        place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "y2", "yanchor": "bottom"}
-        text = f"position limit L = {limit:,}"
-        notes.append(place | {"y": limit, "text": text, "showarrow": False, "font": {"size": 11}})
-    layout = {
-        "margin": {"l": 150, "r": 90, "t": 30},
-        "xaxis": {"title": {"text": "step"}, "anchor": "y2", "range": step_range(x)}
-        | {"tickformat": "d"},
-        "yaxis": {
-            "title": {"text": "ρ (share)"},
-            "domain": [0.56, 1],
-            "range": [-0.08, 1.12],
-            "tickformat": ".0%",
-            "tickvals": [0, 0.5, 1],
-        },
-        "yaxis2": {
-            "title": {"text": "Δ (positions)"},
-            "domain": [0, 0.46],
-            "range": [-0.06 * top, 1.25 * top],
-            "nticks": 4,
-        },
-        "shapes": shapes,
-        "annotations": notes,
-        "legend": LEGEND_ABOVE,
-    }
-    return figure(palette, height, [first, second, ticks], layout)
-
-
-def figure(
-    palette: Palette, height: int, traces: Sequence[Trace], layout: Mapping[str, Any]
-) -> go.Figure:
-    """A figure in the dashboard's look; ``layout`` says what differs from it."""
-    axis = {"gridcolor": palette.grid, "zeroline": False, "linecolor": palette.grid}
-    axes = {name: axis | value for name, value in layout.items() if name[1:5] == "axis"}
-    margin = {"l": 62, "r": 12, "t": 40, "b": 46} | layout.get("margin", {})
-    return go.Figure(
-        {
-            "data": list(traces),
-            "layout": {
-                "height": height,
-                "paper_bgcolor": "rgba(0,0,0,0)",
-                "plot_bgcolor": "rgba(0,0,0,0)",
-                "font": {"family": _FONT, "size": 12, "color": palette.text},
-                "hoverlabel": {"font": {"family": _FONT}},
-                "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": palette.faint},
-                # an empty template: plotly's own would be merged into every figure
-                "template": {},
-                **layout,
-                **axes,
-                "margin": margin,
-            },
-        }
-    )
-
-
-def step_mark(step: int, palette: Palette, axis: str = "x") -> dict[str, Any]:
-    """A line at ``step`` over the whole height."""
-    line = {"color": palette.text, "width": 1.2, "dash": "dot"}
-    place = {"xref": axis, "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1}
-    return {"type": "line", "line": line, **place}
-
-
-def step_range(steps: pd.Series) -> list[float]:
-    """Axis range that shows all ``steps``."""
-    return [float(steps.min()) - 0.6, float(steps.max()) + 0.6]
-
-
-def scatter(points: int) -> str:
-    """The trace that draws so many points fastest."""
-    return "scatter" if points <= _POINTS_AS_SVG else "scattergl"
-
-
-def numbers(frame: pd.DataFrame, column: str) -> pd.Series:
-    """A column as floats, NaN for None."""
-    return pd.to_numeric(frame[column], errors="coerce")
 
 
 _SILENT: Trace = {"showlegend": False, "hoverinfo": "skip"}

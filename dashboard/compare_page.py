@@ -5,11 +5,13 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, data, markup, plan_charts
+from dashboard import charts, data, markup, step_charts
+from dashboard.controls import choose_session, choose_step, csv, head, load
 from dashboard.data import Server
+from dashboard.figure import CONFIG
 from dashboard.palette import Palette
 from dashboard.sessions_page import EMPTY
-from dashboard.view import View, choose_session, choose_step, csv, finding, head, load
+from dashboard.view import View, finding
 
 BINS = 300
 
@@ -26,7 +28,8 @@ def show(server: Server, palette: Palette) -> None:
         with column:
             session_id = choose_session(found, name, default)
         loaded.append(load(server, session_id))
-    shared = sorted(set.intersection(*(set(steps["step"]) for _, _, steps in loaded)))
+    held = (steps[steps["held"]]["step"] for _, _, steps in loaded)
+    shared = sorted(set.intersection(*(set(map(int, known)) for known in held)))
     if not shared:
         st.html(
             markup.banner(
@@ -85,7 +88,7 @@ def _side(view: View) -> None:
         height=250,
     )
     st.plotly_chart(
-        figure, key=f"map-{view.key.session_id}-{view.key.path}", config=charts.CONFIG, theme=None
+        figure, key=f"map-{view.key.session_id}-{view.key.path}", config=CONFIG, theme=None
     )
 
 
@@ -97,8 +100,8 @@ def _lines(views: list[View]) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         head("ρ and Δ of both, by step")
         csv("compare.csv", lambda: table(sides))
-    figure = plan_charts.compare_lines(sides, views[0].palette, step=views[0].step)
-    st.plotly_chart(figure, key="compare-lines", config=charts.CONFIG, theme=None)
+    figure = step_charts.compare_lines(sides, views[0].palette, step=views[0].step)
+    st.plotly_chart(figure, key="compare-lines", config=CONFIG, theme=None)
 
 
 def table(sides: dict[str, pd.DataFrame]) -> pd.DataFrame:

@@ -284,11 +284,10 @@ def _body(server: Server, response: httpx.Response) -> Json:
             response.status_code,
         )
     if response.status_code == 404:
-        raise ReadFailed(
-            str(error.get("message")),
-            "It may have been deleted, or made room for another. Choose one from the list.",
-            404,
-        )
+        gone = "It may have been deleted, or made room for another. Choose one from the list."
+        step = "Choose another step: newer ones are held longer."
+        advice = step if error.get("code") == "step_not_found" else gone
+        raise ReadFailed(str(error.get("message")), advice, 404)
     raise ReadFailed(
         f"{error.get('message')} (HTTP {response.status_code})",
         "This page tries again by itself.",

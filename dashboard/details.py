@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, data, markup, plan_charts
-from dashboard.view import View, csv, head
+from dashboard import data, markup, plan_charts, step_charts
+from dashboard.controls import csv, head
+from dashboard.figure import CONFIG
+from dashboard.view import View
 
 STRIP_TOKENS = 700
 """Most tokens one page of the strip shows."""
@@ -38,8 +40,8 @@ def _over_time(view: View) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         head("ρ and Δ by step", "✗: not all that was needed was resident")
         csv("steps.csv", lambda: view.steps)
-    figure = charts.step_lines(view.steps, view.palette, step=view.step, limit=view.limit)
-    st.plotly_chart(figure, key="lines", config=charts.CONFIG, theme=None)
+    figure = step_charts.step_lines(view.steps, view.palette, step=view.step, limit=view.limit)
+    st.plotly_chart(figure, key="lines", config=CONFIG, theme=None)
     shown = _rows_over_time(view)
     held = plan_charts.message_history(data.events(view.key, "residency"), shown)
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -50,7 +52,7 @@ def _over_time(view: View) -> None:
         return
     height = 120 + 19 * len(shown)
     figure = plan_charts.history_map(held, shown, view.palette, step=view.step, height=height)
-    st.plotly_chart(figure, key="over-time", config=charts.CONFIG, theme=None)
+    st.plotly_chart(figure, key="over-time", config=CONFIG, theme=None)
 
 
 def _rows_over_time(view: View) -> pd.DataFrame:
@@ -122,7 +124,7 @@ def _plan(view: View) -> None:
     figure = plan_charts.plan_graph(
         view.messages, view.palette, step=view.step, unresolved=unresolved
     )
-    st.plotly_chart(figure, key="plan", config=charts.CONFIG, theme=None)
+    st.plotly_chart(figure, key="plan", config=CONFIG, theme=None)
     if unresolved:
         text = "The plan names what could not be resolved: " + "; ".join(unresolved[:10]) + "."
         st.html(markup.banner("bad", text))
@@ -154,7 +156,7 @@ def _renumbers(view: View) -> None:
         )
         csv("renumber.csv", lambda: pd.DataFrame(event["data"]["runs"]))
     figure = plan_charts.renumber_map(event, view.palette)
-    st.plotly_chart(figure, key="renumber", config=charts.CONFIG, theme=None)
+    st.plotly_chart(figure, key="renumber", config=CONFIG, theme=None)
 
 
 def _renumber_name(index: int, event: data.Json) -> str:

@@ -8,9 +8,10 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import markup
+from dashboard.controls import csv, head
 from dashboard.markup import percent
 from dashboard.palette import Palette
-from dashboard.view import View, csv, head
+from dashboard.view import View
 
 _COLUMNS = {
     "message": "#",

@@ -1,4 +1,4 @@
-"""Figures of the plan, of messages over time, of a renumber, and of two sessions."""
+"""Figures of the plan, of messages over time, and of a renumber."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.charts import LEGEND_ABOVE, Trace, figure, numbers, step_mark, step_range
+from dashboard.figure import LEGEND_ABOVE, Trace, figure, step_mark, step_range
 from dashboard.palette import SEQUENTIAL, Palette
 
 MAX_ARCS = 600
@@ -211,45 +211,6 @@ def renumber_map(event: Mapping[str, Any], palette: Palette, *, height: int = 34
         "legend": LEGEND_ABOVE,
     }
     return figure(palette, height, [unmoved, kept], layout)
-
-
-def compare_lines(
-    sides: Mapping[str, pd.DataFrame], palette: Palette, *, step: int, height: int = 280
-) -> go.Figure:
-    """ρ (left) and Δ (right) by step of two sessions; ``sides``: name → turns."""
-    looks = ((palette.first, "circle", "solid"), (palette.second, "diamond", "dash"))
-    traces: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": steps["step"],
-            "y": numbers(steps, column),
-            "xaxis": f"x{axis}",
-            "yaxis": f"y{axis}",
-            "name": name,
-            "showlegend": not axis,
-            "legendgroup": name,
-            "connectgaps": True,
-            "line": {"color": colour, "width": 1.8, "dash": dash},
-            "marker": {"color": colour, "size": 7, "symbol": symbol},
-            "hovertemplate": f"step %{{x}}: {sign} = %{{y}}<extra>%{{fullData.name}}</extra>",
-        }
-        for (name, steps), (colour, symbol, dash) in zip(sides.items(), looks, strict=False)
-        for column, axis, sign in (("residency", "", "ρ"), ("rotary_gap", "2", "Δ"))
-    ]
-    every = step_range(pd.concat([steps["step"] for steps in sides.values()]))
-    x = {"title": {"text": "step"}, "tickformat": "d", "range": every}
-    layout = {
-        "xaxis": x | {"domain": [0, 0.46]},
-        "xaxis2": x | {"domain": [0.56, 1], "anchor": "y2"},
-        "yaxis": {"title": {"text": "residency ρ (share)"}, "range": [-0.05, 1.08]}
-        | {"tickformat": ".0%"},
-        "yaxis2": {"title": {"text": "rotary gap Δ (positions)"}, "anchor": "x2"}
-        | {"rangemode": "tozero", "tickformat": ",d"},
-        "legend": LEGEND_ABOVE | {"x": 0, "xanchor": "left"},
-        "shapes": [step_mark(step, palette, axis) for axis in ("x", "x2")],
-    }
-    return figure(palette, height, traces, layout)
 
 
 def _broken(unresolved: Sequence[str]) -> pd.DataFrame:

@@ -8,12 +8,14 @@ import json
 import streamlit as st
 
 from dashboard import charts, data, markup
+from dashboard.controls import PARAMETERS, choose_session, choose_step, csv, go_live, head, load
 from dashboard.data import Server
 from dashboard.details import details
+from dashboard.figure import CONFIG
 from dashboard.message_list import explanation, message_list
 from dashboard.palette import Palette
 from dashboard.sessions_page import EMPTY, LIVE_S
-from dashboard.view import View, choose_session, choose_step, csv, finding, go_live, head, load
+from dashboard.view import View, finding
 
 BINS = 600
 """Bins of the residency map: about one per two pixels of a page 1280 wide."""
@@ -34,15 +36,18 @@ def show(server: Server, palette: Palette) -> None:
     view = View.of(key, about, steps, step, palette)
     with right:
         _live(view)
-    finding(view)
+    held = view.now.get("held", True)
+    if held:
+        finding(view)
+    else:
+        text = f"What was resident after step {step} is no longer held; that of newer steps is."
+        st.html(markup.banner("plain", text))
     left, right = st.columns([0.66, 0.34], gap="medium", vertical_alignment="center")
     with left:
         st.html(markup.gauges(view.gauges()))
     with right:
         st.html(markup.budget_bar(view.by_class(), view.budget))
-    if not view.now.get("held", True):
-        text = f"What was resident after step {step} is no longer held; newer steps are."
-        st.html(markup.banner("plain", text))
+    if not held:
         return
     _residency(view)
     left, right = st.columns([0.58, 0.42], gap="medium")
@@ -89,7 +94,7 @@ def _residency(view: View) -> None:
     st.plotly_chart(
         figure,
         key=widget,
-        config=charts.CONFIG,
+        config=CONFIG,
         theme=None,
         on_select=dragged,
         selection_mode="box",
@@ -99,7 +104,7 @@ def _residency(view: View) -> None:
 @st.fragment(run_every=LIVE_S)
 def _live(view: View) -> None:
     """Goes on to new turns by itself, unless the viewer looks at an older step or at a message."""
-    looking = any(name in st.query_params for name in ("step", "message", "range"))
+    looking = any(name in st.query_params for name in PARAMETERS)
     try:
         running = data.session(view.key.server, view.key.session_id)["status"] == "running"
         newer = data.newer(view.key, int(view.steps["turn"].max()))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from serve.cli import main
 from serve.demo.own_dashboard import own_dashboard
 from serve.viewer import PORT
 from tests.support.server import free_port
+
+demo = importlib.import_module("serve.cli.demo")
 
 
 @pytest.fixture
@@ -69,3 +75,36 @@ def test_the_demo_takes_another_port_when_the_usual_one_is_taken() -> None:
 
 def test_the_demos_dashboard_wants_the_demos_server() -> None:
     assert main(["demo", "--dashboard"]) == 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_on_a_terminal_the_sessions_stay_until_ctrl_c(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Viewer:
+        url, problem = "http://127.0.0.1:8501", ""
+
+        @property
+        def runs(self) -> bool:
+            asked.append("runs")
+            if len(asked) > 3:
+                raise KeyboardInterrupt
+            return True
+
+    async def play(*_: Any, keep: bool, **__: Any) -> list[Any]:
+        asked.append(f"keep={keep}")
+        return []
+
+    monkeypatch.setattr(Console, "is_terminal", terminal)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(demo, "_WATCH_S", 0)
+    monkeypatch.setattr(demo, "own_server", lambda: nullcontext("http://127.0.0.1:1"))
+    monkeypatch.setattr(demo, "own_dashboard", lambda url, key: nullcontext(Viewer()))
+    monkeypatch.setattr(demo, "play", play)
+    monkeypatch.setattr(demo, "token_counter", lambda model: len)
+    monkeypatch.setattr(demo, "_print", lambda *_: asked.append("printed"))
+    assert main(["demo", "--serve", "--dashboard"]) == 0
+    stayed = ["keep=True", "printed", "runs", "runs"]
+    assert asked == (stayed if terminal else ["keep=False", "printed"])

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard import charts, plan_charts
+from dashboard import charts, plan_charts, step_charts
 from dashboard.data import Bins
 from dashboard.palette import CLASSES, DARK, LIGHT, Palette
 
@@ -104,7 +104,7 @@ def test_every_part_of_the_map_can_be_selected() -> None:
 
 
 def test_steps_show_rho_gap_renumbers_and_the_limit() -> None:
-    figure = charts.step_lines(STEPS, LIGHT, step=3, limit=2048)
+    figure = step_charts.step_lines(STEPS, LIGHT, step=3, limit=2048)
     rho, gap = named(figure, "residency ρ"), named(figure, "rotary gap Δ")
     assert list(rho.y)[1:3] == [1.0, 0.5] and np.isnan(rho.y[0])
     assert list(rho.marker.symbol) == ["circle", "circle", "x", "circle"]
@@ -116,13 +116,13 @@ def test_steps_show_rho_gap_renumbers_and_the_limit() -> None:
 
 def test_steps_without_a_limit_or_a_need_are_drawn() -> None:
     nothing = STEPS.assign(residency=None, rotary_gap=None, renumbers=0)
-    figure = charts.step_lines(nothing, LIGHT, step=1, limit=None)
+    figure = step_charts.step_lines(nothing, LIGHT, step=1, limit=None)
     assert not figure.layout.annotations and len(figure.layout.shapes) == 1
 
 
 def test_many_points_are_drawn_on_a_canvas() -> None:
     many = pd.concat([STEPS] * 300, ignore_index=True)
-    kinds = {trace.type for trace in charts.step_lines(many, LIGHT, step=3, limit=None).data}
+    kinds = {trace.type for trace in step_charts.step_lines(many, LIGHT, step=3, limit=None).data}
     assert kinds == {"scattergl"}
 
 
@@ -201,7 +201,7 @@ def test_a_renumber_is_drawn_run_by_run() -> None:
 
 
 def test_two_sessions_are_told_apart_by_line_and_marker() -> None:
-    figure = plan_charts.compare_lines({"pace": STEPS, "h2o": STEPS}, LIGHT, step=2)
+    figure = step_charts.compare_lines({"pace": STEPS, "h2o": STEPS}, LIGHT, step=2)
     looks = {trace.name: (trace.line.dash, trace.marker.symbol) for trace in figure.data}
     assert len(figure.data) == 4 and len(set(looks.values())) == 2
 

@@ -180,6 +180,26 @@ def test_every_tab_opens(story: Story, tab: str) -> None:
         assert list(shown["cached"]) == [turn["cached_tokens"] for turn in turns][::-1]
 
 
+def test_a_step_whose_summary_is_gone_still_has_its_figures(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dashboard import data
+
+    steps = data.steps
+
+    def dropped(key: data.Key) -> Any:
+        return steps(key).assign(held=lambda rows: rows["step"] > 3)
+
+    monkeypatch.setattr(data, "steps", dropped)
+    test = opened("session", story.url, session="rule-pace", step="2")
+    assert banners(test) == [
+        "iWhat was resident after step 2 is no longer held; that of newer steps is."
+    ]
+    second = story.get("/sessions/rule-pace/steps")["data"][1]
+    assert gauges(test)["tokens"] == f"{second['at']:,}"
+    assert opened("compare", story.url, a="rule-pace", b="rule-h2o").slider[0].min == 4
+
+
 def test_two_policies_are_compared(story: Story) -> None:
     test = opened("compare", story.url)
     assert [box.value for box in test.selectbox] == ["rule-pace", "rule-h2o"]
