@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from engine.types import CLASSES
 @dataclass(frozen=True, slots=True)
 class StepRow:
     """Figures of one committed turn. Sizes in tokens and bytes, times in seconds, ``time`` in Unix
-    seconds; ``first`` … ``end`` are its messages, ``by_class`` is the mean over layers."""
+    seconds; ``first`` … ``end`` are its messages, ``by_class`` is the mean over layers.
+    ``read_steps`` and ``read_messages`` are what the step reads by its plan, ``unresolved`` what
+    the request's plan named in vain."""
 
     step: int
     turn: int
@@ -40,16 +43,23 @@ class StepRow:
     highest_unprotected_score: float | None
     times: tuple[tuple[str, float], ...]
     time: float
+    unresolved: tuple[str, ...]
+    read_steps: tuple[int, ...]
+    read_messages: tuple[int, ...]
 
     def as_json(self, held: bool) -> dict[str, Any]:
         """The row as readers see it. ``held``: what was resident then is known."""
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("first", "end")}
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in _NOT_SHOWN}
         return own | {
             "messages": [self.first, self.end],
             "by_class": dict(zip(CLASSES, self.by_class, strict=True)),
             "times": dict(self.times),
+            "unresolved": list(self.unresolved),
             "held": held,
         }
+
+
+_NOT_SHOWN = ("first", "end", "read_steps", "read_messages")
 
 
 class History:
@@ -102,6 +112,11 @@ class History:
         start = bisect.bisect_right(rows, turn, key=lambda row: row.turn)
         return [(row, held.get(row.step) == row.turn) for row in rows[start:]]
 
+    def until(self, step: int) -> list[StepRow]:
+        """Rows of the steps up to ``step``, oldest first."""
+        rows = list(self._rows)
+        return rows[: bisect.bisect_right(rows, step, key=lambda row: row.step)]
+
     def at(self, step: int | None) -> Residents | PackedResidents:
         """What was resident after ``step`` (its last turn); None: is now.
 
@@ -139,3 +154,16 @@ class History:
             for before, turn, after in zip(turns, turns[1:], turns[2:], strict=False)
         ]
         return 1 + gaps.index(min(gaps)) if gaps else 0
+
+
+def reads_of(rows: Iterable[StepRow]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Step → the steps of ``rows`` that read it, and message → the steps that read it, rising."""
+    by_step: dict[int, list[int]] = {}
+    by_message: dict[int, list[int]] = {}
+    for row in rows:
+        for found, read in ((by_step, row.read_steps), (by_message, row.read_messages)):
+            for one in read:
+                steps = found.setdefault(one, [])
+                if steps[-1:] != [row.step]:  # a step may have several turns
+                    steps.append(row.step)
+    return by_step, by_message

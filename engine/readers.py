@@ -4,13 +4,14 @@ of the committed state; they format it, in pages below 1 MB, after they let it g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine import ledger
 from engine.chat import ChatFormat
+from engine.history import reads_of
 from engine.integrity import integrity_report
 from engine.paging import page
 from engine.plan import MessageSpan, next_reader, readers_of
@@ -26,6 +27,7 @@ from engine.views import binned, layer_rows, resident_of, resident_tokens
 
 MOST_TOKENS = 10_000
 MOST_MESSAGES = 500
+MOST_READ_BY = 64
 PREVIEW_CHARACTERS = 200
 # Tokens that hold so many characters and the template's frame: mostly, and if each is one byte.
 _PREVIEW_TOKENS = (300, 900)
@@ -143,7 +145,9 @@ class SessionReaders:
             before = state.messages[start - 1].role if start else None
             most = _PREVIEW_TOKENS[-1]
             heads = [state.tokens[s.start : min(s.end, s.start + most)] for s in spans]
+            past = session.history.until(found.step)
         whole = _unpacked(found)
+        by_step, by_message = reads_of(past)
         bounds = np.array([span.start for span in spans] + [s.end for s in spans[-1:]], np.int64)
         counts = resident_of(whole, bounds) if spans else []
         roles = [before, *(span.role for span in spans)]
@@ -159,6 +163,7 @@ class SessionReaders:
                     "start": span.start,
                     "end": span.end,
                     "readers": readers,
+                    "read_by": _read_by(by_step, by_message, start + at, span.step),
                     "next_use": None if use == NO_USE else use,
                     "resident": counts[at],
                     "preview": self._preview(roles[at], span, heads[at]),
@@ -223,6 +228,14 @@ _COUNTERS = (
     "displaced_tokens",
     "renumbers",
 )
+
+
+def _read_by(
+    by_step: Mapping[int, list[int]], by_message: Mapping[int, list[int]], message: int, step: int
+) -> list[int]:
+    """The newest steps that read a message of ``step`` by the plan of their time, rising."""
+    found = {*by_step.get(step, ()), *by_message.get(message, ())}
+    return sorted(reader for reader in found if reader > step)[-MOST_READ_BY:]
 
 
 def _unpacked(found: Residents | PackedResidents) -> Residents:

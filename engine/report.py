@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.history import StepRow
-from engine.plan import Plan
+from engine.plan import Plan, Readers
 from engine.pool import KVPool
 from engine.residents import Residents
 from engine.sessions import Session
@@ -158,10 +158,20 @@ def step_row(
         highest_unprotected_score=max(free, default=None),
         times=tuple(event["times"].items()),
         time=time.time(),
+        unresolved=turn.unresolved[:MOST_UNRESOLVED],
+        read_steps=_read_at(residents.plan.by_step, residents.step),
+        read_messages=_read_at(residents.plan.by_message, residents.step),
         **{name: event[name] for name in _OF_EVENT},
     )
 
 
+def _read_at(readers: Readers, step: int) -> tuple[int, ...]:
+    """What ``step`` reads."""
+    return tuple(sorted(read for read, steps in readers.items() if step in steps))
+
+
+MOST_UNRESOLVED = 20
+"""Unresolved references that the row of a turn names."""
 _OF_EVENT = (
     "evicted",
     "renumbers",

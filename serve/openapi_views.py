@@ -132,6 +132,10 @@ def _step() -> dict[str, Schema]:
         "highest_unprotected_score": _SCORE,
         "times": record(dict.fromkeys(seconds, NUMBER)),
         "time": {**NUMBER, "description": "Unix seconds"},
+        "unresolved": {
+            **array(STRING),
+            "description": "What the request's plan named in vain, the first 20.",
+        },
         "held": {**BOOLEAN, "description": "`?step=` shows what was resident after this turn."},
     }
 
@@ -141,6 +145,10 @@ def _message() -> dict[str, Schema]:
         **dict.fromkeys(("message", "step", "start", "end"), COUNT),
         "role": STRING,
         "readers": array(COUNT),
+        "read_by": {
+            **array(COUNT, maxItems=64),
+            "description": "The steps so far that did read it, by the plan of their time.",
+        },
         "next_use": _USE,
         "resident": {
             **array(COUNT, minItems=2, maxItems=2),

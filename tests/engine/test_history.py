@@ -88,6 +88,7 @@ def test_a_summary_is_small() -> None:
 def row_of(view: Residents, first: int) -> StepRow:
     numbers = dict.fromkeys(StepRow.__slots__, 0) | {"step": view.step, "turn": view.turn}
     more: dict[str, Any] = {"by_class": (0.0,) * 4, "times": (), "first": first}
+    more |= dict.fromkeys(("unresolved", "read_steps", "read_messages"), ())
     return StepRow(**{**numbers, **more, "end": view.messages})  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from engine import readers
 from engine.engine import KVEngine
 from engine.errors import SessionNotFound, StepNotFound
 from engine.runner import ModelRunner
-from engine.types import PlanUpdate, Window
+from engine.types import PlanUpdate, TurnDone, Window
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import policy_config, request
 from tests.engine.test_views import NOW, RULES, TURNS, grow, text
@@ -63,6 +64,29 @@ def test_a_new_plan_is_seen_at_once(own: KVEngine) -> None:
     uses = own.tokens("", "s", Window(message["start"]), True)["data"]
     assert set(uses["next_use"]) == {9}
     assert own.messages("", "s", Window(0, 1))["data"][0]["readers"] == []
+
+
+def test_what_did_read_a_message_is_told_after_the_plan_has_changed(own: KVEngine) -> None:
+    step = own.session("", "s")["step"]
+    own.blueprint("", "s", PlanUpdate(plan={step + 1: (1,)}))
+    own.run(request("s", "reads step 1"))
+    own.blueprint("", "s", PlanUpdate(plan={}))
+    own.run(request("s", "reads nothing"))
+    for asked, read in ((step, False), (step + 1, True), (step + 2, True)):
+        rows = own.messages("", "s", Window(step=asked))["data"]
+        told = {row["step"] for row in rows if step + 1 in row["read_by"]}
+        assert told == ({1} if read else set())
+    assert not [row for row in rows if row["readers"]]
+
+
+def test_what_a_plan_names_in_vain_is_told(own: KVEngine) -> None:
+    step = own.session("", "s")["step"] + 1
+    plan = PlanUpdate(plan={step + 3: (step + 9,), step + 4: (1,)})
+    turn = replace(request("s", "plan"), plan=plan)
+    done = own.run(turn)[-1]
+    assert isinstance(done, TurnDone)
+    (row,) = own.steps("", "s", step - 1)
+    assert row["unresolved"] == list(done.pace.unresolved) and len(row["unresolved"]) == 1
 
 
 def test_a_step_of_several_turns_is_shown_as_its_last_left_it(

@@ -212,6 +212,7 @@ def test_messages_of_every_step(engine: KVEngine, expected: list[Expected]) -> N
             assert [reader for reader in row["readers"] if reader >= want.step] == coming
             assert set(row["readers"]) <= readers
             assert row["next_use"] == (coming[0] if coming else None)
+            assert row["read_by"] == sorted(readers - set(coming) | readers & {want.step})
             if span.role == "user":
                 assert row["preview"] == text(span.step)[:200]
     page = engine.messages("", "s", Window(2, limit=3))
