@@ -11,6 +11,7 @@ from serve.cli import LazyGroup
 _TABLE = {
     "plan": ("bench.cli_run", "plan", "Show a plan's sessions and what they cost."),
     "run": ("bench.cli_run", "run", "Run a plan; a stopped run goes on where it was."),
+    "speed": ("bench.cli_speed", "speed", "Measure what a session costs along its length."),
 }
 
 

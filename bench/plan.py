@@ -73,6 +73,7 @@ class BenchPlan(Frozen):
     task: str
     model: str = "smollm2-135m"
     chat_template: str | None = None
+    thinking: bool | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     seeds: tuple[int, ...] = Field(min_length=1)
     filler: FillerConfig = FillerConfig()

@@ -83,7 +83,7 @@ class BenchRun:
         self._threads = threads
         self.pool = SourcePool(stdlib)
         self.pool.check(plan.filler.digest)
-        tokenizer = load_tokenizer(self._path, plan.chat_template)
+        tokenizer = load_tokenizer(self._path, plan.chat_template, plan.thinking)
         filler = Filler(self.pool, token_ends(tokenizer))
         self._builder = SessionBuilder(plan, self.task, ChatFormat(tokenizer), filler)
 
@@ -142,6 +142,7 @@ class BenchRun:
         config = EngineConfig(
             model=self.plan.model,
             chat_template=self.plan.chat_template,
+            thinking=self.plan.thinking,
             device=self._device,
             dtype=self.plan.dtype,
             threads=self._threads,
@@ -170,7 +171,11 @@ class _LineMaker:
             "task": run.task.name,
             "model": engine.model_name,
             "dtype": str(engine.runner.dtype).removeprefix("torch."),
-            "engine": {"filler": filler, "chat_template": run.plan.chat_template},
+            "engine": {
+                "filler": filler,
+                "chat_template": run.plan.chat_template,
+                "thinking": run.plan.thinking,
+            },
             "template_fingerprint": fingerprint,
             "pace_version": importlib.metadata.version("pace-engine"),
         }

@@ -194,11 +194,13 @@ class EngineConfig(Frozen):
     """How one engine runs. Sizes in tokens unless the name says bytes.
 
     ``chat_template`` is a file, or the name of one in ``configs/templates``; null: the model's own.
+    ``thinking`` sets the template's switch for reasoning, if it has one; null: its own default.
     """
 
     model: str = "smollm2-135m"
     served_name: str | None = None
     chat_template: str | None = None
+    thinking: bool | None = None
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     threads: int | None = Field(default=None, gt=0)

@@ -58,12 +58,16 @@ _VARIANTS = (
 )
 
 
-def load_tokenizer(path: Path, override: str | None = None) -> Any:
+def load_tokenizer(path: Path, override: str | None = None, thinking: bool | None = None) -> Any:
     """The tokenizer of the model folder ``path``, with the template of ``choose_template``, which
     is logged.
 
+    Args:
+        thinking: sets the template's switch ``enable_thinking``; None: its own default.
+
     Raises:
-        ModelError: config or tokenizer cannot be read; or as ``choose_template`` does.
+        ModelError: config or tokenizer cannot be read; the template has no such switch; or as
+            ``choose_template`` does.
     """
     tokenizer, template = tokenizer_and_template(path, override)
     if template.reason is None:
@@ -74,7 +78,19 @@ def load_tokenizer(path: Path, override: str | None = None) -> Any:
             template.source,
             template.reason,
         )
+    if thinking is not None:
+        tokenizer.chat_template = _switched(template, f"{thinking}".lower())
     return tokenizer
+
+
+def _switched(template: Template, thinking: str) -> str | dict[str, str]:
+    """The template's text, or texts by name, with its switch for reasoning set."""
+    if "enable_thinking" not in str(template.text):
+        raise ModelError(f"{template.source} has no switch for reasoning; leave thinking out")
+    switch = f"{{%- set enable_thinking = {thinking} %}}"
+    if isinstance(template.text, str):
+        return switch + template.text
+    return {name: switch + text for name, text in template.text.items()}
 
 
 def tokenizer_and_template(path: Path, override: str | None = None) -> tuple[Any, Template]:

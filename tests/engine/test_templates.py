@@ -14,6 +14,7 @@ from engine.engine import KVEngine
 from engine.errors import ModelError
 from engine.template_files import Template
 from engine.templates import choose_template, load_tokenizer
+from engine.types import Message
 from tests.support.own_templates import (
     CHATML,
     HERMES_CALLS,
@@ -258,3 +259,16 @@ def test_a_tokenizer_with_several_templates_keeps_them() -> None:
     tokenizer = byte_level(QWEN, {"default": plain, "tool_use": CHAT_TEMPLATE})
     assert choose_template(tokenizer, "llama").text == tokenizer.chat_template
     assert ChatFormat(tokenizer).tools is not None
+
+
+def test_reasoning_is_switched_where_the_template_can(protocol_model: Path) -> None:
+    block = "<think>\n\n</think>\n\n"
+    for thinking, opens in ((None, False), (True, False), (False, True)):
+        tokenizer = load_tokenizer(protocol_model, shipped("qwen3"), thinking)
+        chat = ChatFormat(tokenizer)  # still prefix-stable
+        opening = tokenizer.decode(chat.answer_prompt("user"))
+        assert opening.endswith(block) is opens
+        answer = chat.message_tokens("user", Message("assistant", "yes"))
+        assert (block in tokenizer.decode(answer)) is opens
+    with pytest.raises(ModelError, match="no switch for reasoning"):
+        load_tokenizer(protocol_model, None, False)
