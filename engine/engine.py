@@ -14,21 +14,21 @@ from engine.blueprint import set_plan
 from engine.catalog import load_profile, resolve_model
 from engine.chat import ChatFormat, stop_ids
 from engine.config import EngineConfig, ModelProfile, PolicyConfig, load_policies
-from engine.errors import ConfigError, EngineFailure, PaceError
+from engine.errors import EngineFailure, PaceError
 from engine.flow import Flow, TurnRecord, Writer
 from engine.forced_call import CallGrammars
 from engine.ledger import Notes
 from engine.linear import set_threads
 from engine.pool import KVPool, default_pool_bytes
 from engine.readers import SessionReaders
-from engine.report import pace_info, step_row, turn_event
+from engine.report import pace_info, step_row, turn_counts, turn_event
 from engine.residents import Residents
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler, Task
 from engine.scoring import encode_continuations, reporting, score_flow
 from engine.sessions import Session
 from engine.state import SessionState
-from engine.store import SessionStore, check_room
+from engine.store import SessionStore, check_room, resolved_policies
 from engine.templates import load_tokenizer
 from engine.turn import RunningTurn, extend_state, usable_tools
 from engine.types import (
@@ -68,14 +68,7 @@ class KVEngine(SessionReaders):
         self.runner = runner
         self.writer = writer or Writer()
         chat = ChatFormat(tokenizer, stop_ids(runner.model, tokenizer))
-        resolved = {
-            name: policy.resolve(profile, runner.model_range) for name, policy in policies.items()
-        }
-        if config.default_policy not in policies:
-            raise ConfigError(
-                f"default_policy: {config.default_policy!r} is not one of {sorted(policies)}",
-                param="default_policy",
-            )
+        resolved = resolved_policies(policies, config.default_policy, profile, runner.model_range)
         staging = max(policy.chunk for policy in resolved.values())
         limit = config.pool_bytes or default_pool_bytes(runner.device)
         pool = KVPool(runner.shape, limit, staging)
@@ -95,7 +88,7 @@ class KVEngine(SessionReaders):
         path = resolve_model(config.model)
         profile = config.profile or load_profile(path)
         # first: a template that will not do is known in a second, weights take minutes
-        tokenizer = load_tokenizer(path, config.chat_template, config.thinking)
+        tokenizer = load_tokenizer(path, config.chat_template)
         set_threads(config.thread_count)
         name = profile.dtype if config.dtype == "auto" else config.dtype
         runner = ModelRunner.load(path, config.device, getattr(torch, name) if name else None)
@@ -222,15 +215,7 @@ class KVEngine(SessionReaders):
             session.ledger.add("turn", state.step, event)
             pace = pace_info(turn)
             self.store.commit(session, turn.origin, state)
-        self._count(
-            turns=1,
-            prompt_tokens=usage.prompt_tokens - usage.cached_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            evicted_tokens=record.evicted,
-            renumbers=record.renumbers,
-            displaced_tokens=record.displaced,
-        )
+        self._count(**turn_counts(record, usage))
         turn.emit(TurnDone(finish, usage, pace))
 
     def score(self, request: ScoreRequest) -> ScoreResult:

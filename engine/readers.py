@@ -27,7 +27,7 @@ from engine.views import binned, layer_rows, resident_of, resident_tokens
 
 MOST_TOKENS = 10_000
 MOST_MESSAGES = 500
-MOST_READ_BY = 64
+MOST_READERS = 64
 PREVIEW_CHARACTERS = 200
 # Tokens that hold so many characters and the template's frame: mostly, and if each is one byte.
 _PREVIEW_TOKENS = (300, 900)
@@ -162,7 +162,7 @@ class SessionReaders:
                     "step": span.step,
                     "start": span.start,
                     "end": span.end,
-                    "readers": readers,
+                    "readers": readers[:MOST_READERS],
                     "read_by": _read_by(by_step, by_message, start + at, span.step),
                     "next_use": None if use == NO_USE else use,
                     "resident": counts[at],
@@ -235,7 +235,7 @@ def _read_by(
 ) -> list[int]:
     """The newest steps that read a message of ``step`` by the plan of their time, rising."""
     found = {*by_step.get(step, ()), *by_message.get(message, ())}
-    return sorted(reader for reader in found if reader > step)[-MOST_READ_BY:]
+    return sorted(reader for reader in found if reader > step)[-MOST_READERS:]
 
 
 def _unpacked(found: Residents | PackedResidents) -> Residents:

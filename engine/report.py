@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from engine.flow import TurnRecord
 from engine.history import StepRow
-from engine.plan import Plan, Readers
+from engine.plan import Plan, Readers, next_reader
 from engine.pool import KVPool
 from engine.residents import Residents
 from engine.sessions import Session
@@ -132,6 +133,19 @@ def turn_event(turn: RunningTurn, usage: Usage, finish: str) -> dict[str, Any]:
     }
 
 
+def turn_counts(record: TurnRecord, usage: Usage) -> dict[str, float]:
+    """What a committed turn adds to the engine's counters."""
+    return {
+        "turns": 1,
+        "prompt_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "evicted_tokens": record.evicted,
+        "renumbers": record.renumbers,
+        "displaced_tokens": record.displaced,
+    }
+
+
 def step_row(
     turn: RunningTurn, event: Mapping[str, Any], residents: Residents, pool: KVPool
 ) -> StepRow:
@@ -166,12 +180,13 @@ def step_row(
 
 
 def _read_at(readers: Readers, step: int) -> tuple[int, ...]:
-    """What ``step`` reads."""
-    return tuple(sorted(read for read, steps in readers.items() if step in steps))
+    """What ``step`` reads, the last ``MOST_READ`` of it."""
+    read = (key for key, steps in readers.items() if next_reader(steps, step) == step)
+    return tuple(sorted(read)[-MOST_READ:])
 
 
-MOST_UNRESOLVED = 20
-"""Unresolved references that the row of a turn names."""
+MOST_UNRESOLVED, MOST_READ = 20, 1000
+"""Unresolved references, and steps and messages read, that the row of a turn names."""
 _OF_EVENT = (
     "evicted",
     "renumbers",

@@ -6,10 +6,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from engine.config import CachePolicy, EngineConfig, PolicyConfig
+from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig
 from engine.errors import CapacityExceeded, ConfigError, Conflict, InvalidRequest
 from engine.history import History
 from engine.ledger import Ledger
@@ -232,6 +232,19 @@ class SessionStore:
         if state is not None and state.row is not None:
             self.pool.release(state.row)
             state.row = None
+
+
+def resolved_policies(
+    policies: Mapping[str, PolicyConfig], default: str, profile: ModelProfile, model_range: int
+) -> dict[str, CachePolicy]:
+    """Policies by name with every size known. Raises ConfigError for one the model cannot run, or
+    when ``default`` is none of them."""
+    found = {name: policy.resolve(profile, model_range) for name, policy in policies.items()}
+    if default not in found:
+        raise ConfigError(
+            f"default_policy: {default!r} is not one of {sorted(found)}", param="default_policy"
+        )
+    return found
 
 
 def check_room(pool: KVPool, policy: CachePolicy, keep_previous: bool) -> None:

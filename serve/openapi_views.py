@@ -144,7 +144,7 @@ def _message() -> dict[str, Schema]:
     return {
         **dict.fromkeys(("message", "step", "start", "end"), COUNT),
         "role": STRING,
-        "readers": array(COUNT),
+        "readers": {**array(COUNT), "description": "The next 64 steps that will."},
         "read_by": {
             **array(COUNT, maxItems=64),
             "description": "The steps so far that did read it, by the plan of their time.",

@@ -201,3 +201,9 @@ def test_a_turn_redone_amid_a_read_is_read_again(
     assert redone and found["tokens"] == len(tokens)
     data = found["data"]
     assert data["id"] == [tokens[token] for token in data["logical"]]
+
+
+def test_a_plan_of_thousands_of_readers_is_shown_in_part(own: KVEngine) -> None:
+    own.blueprint("", "s", PlanUpdate(plan={step: (1, 2) for step in range(6, 5_006)}))
+    for message in own.messages("", "s", Window(0, 4))["data"]:
+        assert message["readers"] == list(range(6, 70)) and message["next_use"] == 6
