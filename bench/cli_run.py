@@ -204,7 +204,8 @@ class _Bars:
         self._progress.update(self._task, total=self._total, description="")
         self._console.print(
             f"{self._lines[1]} results to come, {done} in the file already; about "
-            f"{self._total:,} tokens"
+            f"{self._total:,} tokens",
+            soft_wrap=True,
         )
 
     def playing(self, group: Group) -> None:
@@ -224,6 +225,7 @@ class _Bars:
             f"{self._lines[0]}/{self._lines[1]} {line.arm}, seed {line.seed}, "
             f"{line.session_tokens} tokens, {where}: {passed}/{total}; {self._rate()}",
             highlight=False,
+            soft_wrap=True,
         )
 
     def _rate(self) -> str:
