@@ -88,7 +88,7 @@ class KVEngine(SessionReaders):
         path = resolve_model(config.model)
         profile = config.profile or load_profile(path)
         # first: a template that will not do is known in a second, weights take minutes
-        tokenizer = load_tokenizer(path, config.chat_template)
+        tokenizer = load_tokenizer(path, config.chat_template, config.thinking)
         set_threads(config.thread_count)
         name = profile.dtype if config.dtype == "auto" else config.dtype
         runner = ModelRunner.load(path, config.device, getattr(torch, name) if name else None)
