@@ -272,3 +272,10 @@ def test_reasoning_is_switched_where_the_template_can(protocol_model: Path) -> N
         assert (block in tokenizer.decode(answer)) is opens
     with pytest.raises(ModelError, match="no switch for reasoning"):
         load_tokenizer(protocol_model, None, False)
+
+
+def test_the_engine_passes_the_switch_on(protocol_model: Path) -> None:
+    """A template without one is refused before any weights are read."""
+    config = EngineConfig(model=str(protocol_model), thinking=False)
+    with pytest.raises(ModelError, match="no switch for reasoning"):
+        KVEngine.from_config(config)
