@@ -55,7 +55,7 @@ def residency_map(
         traces.append(_needed(needed, view, palette, legend))
     if selected is not None:
         box = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": selected[0]}
-        shapes.append(box | {"x1": selected[1], "line": {"color": palette.text, "width": 1.5}})
+        shapes.append(box | {"x1": selected[1], "line": {"color": palette.text, "width": 1}})
     layout = {
         "xaxis": {
             "title": {"text": f"logical position (tokens), after step {step}", "standoff": 6},

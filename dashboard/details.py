@@ -176,6 +176,7 @@ def _turns(view: View) -> None:
         table.iloc[::-1],
         hide_index=True,
         height=330,
+        placeholder="–",
         key="turns",
         column_config={"at": st.column_config.DatetimeColumn("at", format="HH:mm:ss")},
     )

@@ -151,7 +151,7 @@ def styles(palette: Palette) -> str:
         for kind, colour in (("good", palette.good), ("bad", palette.bad), ("plain", faint))
     )
     return f"""<style>
-[data-testid=stMainBlockContainer]{{padding:4.5rem 2.2rem 2rem;max-width:1500px}}
+[data-testid=stMainBlockContainer]{{padding:4.25rem 2.2rem 2rem;max-width:1500px}}
 [data-testid=stMain] [data-testid=stVerticalBlock]{{gap:.55rem}}
 .pace-title{{font-size:1.35rem;font-weight:650;line-height:1.2;overflow-wrap:anywhere}}
 .pace-title small{{font-size:.85rem;font-weight:400;color:{faint};margin-left:.6rem}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -48,6 +48,7 @@ def message_list(view: View) -> None:
         height=236,
         row_height=28,
         hide_index=True,
+        placeholder="–",
         on_select=chosen,
         selection_mode="single-row",
         column_order=list(_COLUMNS),
@@ -103,13 +104,14 @@ def explanation(view: View) -> None:
         return
     message, found = view.message(index), view.why(index)
     missing = int(message["least"]) < int(message["tokens"])
-    kind: Literal["good", "bad", "plain"]
-    kind = "bad" if missing and message["needed"] else "plain" if missing else "good"
-    st.html(markup.banner(kind, found.sentence, found.advice))
+    if not (missing and message["needed"] and index == view.worst):  # the top has said that one
+        st.html(markup.banner("plain" if missing else "good", found.sentence, found.advice))
     readers = _reads(view, message["readers"])
     st.html(f'<div class="pace-advice">Read by {readers or "no step of the plan"}.</div>')
     if found.losses:
-        st.dataframe(found.frame(), hide_index=True, height=140, row_height=26, key="losses")
+        st.dataframe(
+            found.frame(), hide_index=True, height=190, row_height=26, placeholder="–", key="losses"
+        )
 
 
 def _reads(view: View, readers: list[int]) -> str:

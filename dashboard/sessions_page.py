@@ -10,6 +10,7 @@ from dashboard.data import Server
 from dashboard.palette import Palette
 
 LIVE_S = 2.0
+_SHORT = 16
 EMPTY = (
     "The server holds no session yet.",
     "Send a chat request, or run `pace demo --keep`. This page goes on by itself.",
@@ -23,8 +24,8 @@ _COLUMNS = {
     "resident_tokens": st.column_config.NumberColumn("resident", format="localized"),
     "residency": st.column_config.NumberColumn("residency ρ", format="percent"),
     "rotary_gap": st.column_config.NumberColumn("rotary gap Δ", format="localized"),
-    "kv_bytes": st.column_config.NumberColumn("KV cache", format="bytes"),
-    "full_kv_bytes": st.column_config.NumberColumn("a full one", format="bytes"),
+    "kv_mib": st.column_config.NumberColumn("KV cache (MiB)", format="%.1f"),
+    "full_kv_mib": st.column_config.NumberColumn("a full one (MiB)", format="%.1f"),
     "last_used": st.column_config.DatetimeColumn("last turn", format="distance"),
 }
 
@@ -50,7 +51,8 @@ def _table(server: Server) -> None:
         table(found),
         hide_index=True,
         column_config=_COLUMNS,
-        height=min(44 + 35 * len(found), 600),
+        height="content" if len(found) <= _SHORT else 600,
+        placeholder="–",
         key="sessions",
     )
 
@@ -60,6 +62,8 @@ def table(found: pd.DataFrame) -> pd.DataFrame:
     shown = found.reindex(columns=["session_id", *_COLUMNS])
     shown["open"] = "/session?session=" + found["session_id"]
     shown["last_used"] = pd.to_datetime(found["last_used"], unit="s", utc=True)
+    for name in ("kv", "full_kv"):
+        shown[f"{name}_mib"] = found[f"{name}_bytes"] / (1 << 20)
     for name in ("residency", "rotary_gap"):
         shown[name] = pd.to_numeric(shown[name], errors="coerce")
     return shown[[*_COLUMNS]]

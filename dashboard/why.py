@@ -236,10 +236,10 @@ def _scores(loss: Loss) -> str:
         return f"its best lost token scored {mine}; no slot was left to scores"
     low, high = loss.kept_scores
     if loss.lost_score is not None and loss.lost_score <= low:
-        return f"its best lost token scored {mine}, all that was kept by score at least {low:.3g}"
+        return f"its best lost token scored {mine}, what was kept by score at least {low:.3g}"
     return (
-        f"its best lost token scored {mine}; to be kept by score took {low:.3g} to {high:.3g}, "
-        "by layer"
+        f"its best lost token scored {mine}, what was kept by score at least {low:.3g} to "
+        f"{high:.3g}, by layer"
     )
 
 

@@ -164,7 +164,7 @@ def test_what_comes_after_the_step_is_not_told() -> None:
 
 def test_a_score_between_the_layers_is_told_as_one() -> None:
     found = why(message(0, 2), 10, [eviction(8, score=0.6)], PACE)
-    assert "took 0.5 to 0.75, by layer" in found.sentence
+    assert "at least 0.5 to 0.75, by layer" in found.sentence
 
 
 def test_no_slot_left_to_scores_is_told() -> None:

@@ -29,7 +29,7 @@ from tests.support.chromium import find_chromium, launched
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 MOST_BYTES = 300_000
-SIZE = (1280, 800)
+WIDTH = 1280
 DRAWN_S = 3.0
 POLICIES = ("pace", "h2o")
 ASKED = 4
@@ -48,12 +48,13 @@ def demo_server(url: str | None, tokens: int) -> Iterator[str]:
         yield own
 
 
-def shoot(page: Page, address: str, name: str) -> None:
+def shoot(page: Page, address: str, name: str, height: int) -> None:
     """One picture of what is there when all is drawn, in 256 colours."""
+    page.set_viewport_size({"width": WIDTH, "height": height})
     page.goto(address)
     page.wait_for_selector(".heatmaplayer image", state="attached", timeout=120_000)
     page.locator("[data-testid=stSkeleton]").first.wait_for(state="detached")
-    page.mouse.move(2, SIZE[1] - 2)
+    page.mouse.move(2, height - 2)
     page.wait_for_timeout(1000 * DRAWN_S)
     path = IMAGES / name
     path.parent.mkdir(exist_ok=True)
@@ -88,14 +89,14 @@ def main() -> None:
         found = httpx.get(f"{url}/v1/sessions").json()["data"]
         pace, h2o = (newest(found, policy) for policy in POLICIES)
         step = h2o["step"] - ASKED
-        viewport = {"width": SIZE[0], "height": SIZE[1]}
-        page = browser.new_page(viewport=viewport, device_scale_factor=1.5)  # type: ignore[arg-type]
+        page = browser.new_page(device_scale_factor=1.5)
         page.set_default_timeout(120_000)
         _wait_for(f"{viewer.url}/_stcore/health")
         ids = pace["session_id"], h2o["session_id"]
-        shoot(page, f"{viewer.url}/session?session={ids[1]}&step={step}", "dashboard-session.png")
-        address = f"{viewer.url}/compare?a={ids[0]}&b={ids[1]}&step={step}"
-        shoot(page, address, "dashboard-compare.png")
+        session = f"{viewer.url}/session?session={ids[1]}&step={step}"
+        shoot(page, session, "dashboard-session.png", 900)
+        compare = f"{viewer.url}/compare?a={ids[0]}&b={ids[1]}&step={step}"
+        shoot(page, compare, "dashboard-compare.png", 990)
 
 
 def _wait_for(url: str) -> None:
