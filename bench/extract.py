@@ -13,7 +13,7 @@ _MOST_CHARACTERS = 100_000
 _MOST_LINES = 2_000
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 # (before, fence, language, more)
-_OPENS = re.compile(r"([^`~]*)(`{3,}|~{3,})[ \t]*([\w+.#-]*)([^`]*)$")
+_OPENS = re.compile(r"([^`~]*)(`{3,}+|~{3,}+)[ \t]*([\w+.#-]*)([^`]*)$")
 _PYTHON = {"", "python", "python3", "py", "py3", "python-3", "code", "ipython"}
 _STARTS = re.compile(r"(?:import|from|def|class|async def)\s+\w|@\w")
 _DEFINING = (

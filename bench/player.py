@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from bench.results import Composition, ProbeResult, TargetLogprob
 from bench.sessions import Ask, Session
 from bench.tasks import Probe, Target, Task
 from engine.engine import KVEngine
+from engine.errors import CapacityExceeded, SessionDiverged, SessionNotFound
 from engine.types import (
     PlanUpdate,
     Sampling,
@@ -30,6 +32,8 @@ from engine.types import (
 
 Tell = Callable[[int], None]
 """Is told of tokens that were computed."""
+Decode = Callable[[list[int]], str]
+"""Text of token ids."""
 
 
 @dataclass(slots=True)
@@ -45,11 +49,12 @@ class Played:
 
 @dataclass(slots=True)
 class _Branch:
-    """A session of the engine that has seen the first ``at`` requests. ``seen``: number of the last
-    ledger event read."""
+    """A session of the engine that has seen the first ``at`` requests and holds ``messages``.
+    ``seen``: number of the last ledger event read."""
 
     name: str
     at: int = 0
+    messages: int = 0
     seconds: float = 0.0
     shared_s: float = 0.0
     seen: int = 0
@@ -73,7 +78,8 @@ class Player:
             yield from self._walk(_Branch(self._new_name()), list(sessions))
         finally:
             for name in self._open:
-                self._delete(name)
+                with suppress(SessionNotFound):  # its first turn failed, or it was dropped
+                    self._delete(name)
             self._open.clear()
 
     def _walk(self, branch: _Branch, sessions: list[Session]) -> Iterator[Played]:
@@ -128,7 +134,7 @@ class Player:
             prompt_tokens=done.usage.prompt_tokens,
             completion_tokens=done.usage.completion_tokens,
             score=score,
-            targets=_targets(probe.targets, scored),
+            targets=_targets(probe.targets, scored, self._engine.chat.tokenizer.decode),
             residency=residency,
             rotary_gap=gap,
             composition=Composition(**classes),
@@ -142,20 +148,29 @@ class Player:
         start = time.perf_counter()
         plan = plan_of(session, self._arm.plan) if ask.defines else None
         self._open.add(branch.name)
-        events = self._engine.run(
-            TurnRequest(
-                branch.name,
-                ask.messages,
-                policy=self._arm.name,
-                sampling=Sampling(max_tokens=ask.max_tokens, temperature=0.0),
-                plan=PlanUpdate(plan=plan, step=ask.step, strict=True),
+        try:
+            events = self._engine.run(
+                TurnRequest(
+                    branch.name,
+                    ask.messages,
+                    known=branch.messages,  # else one that was dropped would silently begin anew
+                    policy=self._arm.name,
+                    sampling=Sampling(max_tokens=ask.max_tokens, temperature=0.0),
+                    plan=PlanUpdate(plan=plan, step=ask.step, strict=True),
+                )
             )
-        )
+        except SessionDiverged:
+            raise CapacityExceeded(
+                f"arm {self._arm.name}, {session.label}: the KV pool has no room for a session and "
+                "its forks; play one distance at a time (--only distance=N), or use a smaller "
+                "budget or a device with more memory"
+            ) from None
         done = events[-1]
         assert isinstance(done, TurnDone)
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
         turn = self._turn_event(branch)
         branch.at += 1
+        branch.messages += len(ask.messages) + 1
         branch.seconds += time.perf_counter() - start
         self._tell(
             done.usage.prompt_tokens - done.usage.cached_tokens + done.usage.completion_tokens
@@ -218,8 +233,9 @@ def _parts(sessions: Sequence[Session], at: int) -> list[list[Session]]:
     return sorted(found.values(), key=len)
 
 
-def shared_tokens(sessions: Sequence[Session]) -> tuple[int, int]:
-    """Tokens to prefill and to decode, as expected, for sessions played together."""
+def shared_tokens(sessions: Sequence[Session], noisy: bool = False) -> tuple[int, int]:
+    """Tokens to prefill and to decode, as expected, for sessions played together; ``noisy``: by an
+    arm whose plan errs."""
     prefill = decode = 0
     waiting = [(0, list(sessions))]
     while waiting:
@@ -228,30 +244,32 @@ def shared_tokens(sessions: Sequence[Session]) -> tuple[int, int]:
             continue
         for part in _parts(group, at):
             ask = part[0].asks[at]
-            # a probe with targets is read twice
-            reads = 2 if ask.probe is not None and ask.probe.targets else 1
+            reads = 1
+            if ask.probe is not None:  # read again for its targets, and for what is truly needed
+                reads += bool(ask.probe.targets) + noisy
             prefill += reads * ask.tokens
             decode += ask.answer
             waiting.append((at + 1, part))
     return prefill, decode
 
 
-def _targets(targets: Sequence[Target], scored: ScoreResult | None) -> tuple[TargetLogprob, ...]:
+def _targets(
+    targets: Sequence[Target], scored: ScoreResult | None, decode: Decode
+) -> tuple[TargetLogprob, ...]:
     if scored is None:
         return ()
     pairs = zip(targets, scored.continuations, strict=True)
-    return tuple(_logprob(target, continuation) for target, continuation in pairs)
+    return tuple(_logprob(target, continuation, decode) for target, continuation in pairs)
 
 
-def _logprob(target: Target, scored: ScoredContinuation) -> TargetLogprob:
+def _logprob(target: Target, scored: ScoredContinuation, decode: Decode) -> TargetLogprob:
     """The log-probability of the last tokens, those that spell the target's text; the space before
     it may be part of the first of them."""
-    spelled, count = "", 0
-    for token in reversed(scored.tokens):
-        if len(spelled.strip()) >= len(target.text.strip()):
-            break
-        spelled, count = token + spelled, count + 1
-    values = scored.logprobs[len(scored.logprobs) - count :]
+    ids, wanted = scored.token_ids, target.text.strip()
+    # decoded together: alone, a token may be half a character or lack its space
+    count = 1
+    while count < len(ids) and wanted not in decode(list(ids[-count:])):
+        count += 1
     # a probability of one rounds to slightly more
-    total = min(0.0, sum(values))
+    total = min(0.0, sum(scored.logprobs[-count:]))
     return TargetLogprob(text=target.text, sum=total, mean=total / count, tokens=count)

@@ -1,4 +1,4 @@
-"""What renumbering costs: negative log-likelihood of text with it and without (paper, 5.5).
+"""What renumbering costs: likelihood of text with it and without (paper, section 5.7).
 
 A window is a stretch of one standard-library file: a prefix, then a continuation that is
 teacher-forced. Both arms evict by the same rule (H2O) from the same budget, within the model's own

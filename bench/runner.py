@@ -40,7 +40,7 @@ class Group:
     @property
     def tokens(self) -> tuple[int, int]:
         """To prefill and to decode, as expected."""
-        return shared_tokens(self.sessions)
+        return shared_tokens(self.sessions, self.arm.plan is not None)
 
 
 class Watcher(Protocol):

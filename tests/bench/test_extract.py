@@ -58,7 +58,14 @@ def test_a_docstring_may_hold_a_fence_inside_a_longer_one() -> None:
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     "answer",
-    ["`" * 300_000, "def f(" * 50_000, "(" * 200_000, "import x\n\n(\n" * 30_000, "```" * 99_999],
+    [
+        "`" * 300_000,
+        "def f(" * 50_000,
+        "(" * 200_000,
+        "import x\n\n(\n" * 30_000,
+        "```" * 99_999,
+        "~" * 99_999 + "`",
+    ],
 )
 def test_no_answer_takes_long(answer: str) -> None:
     code_blocks(answer, ["fee_for"])

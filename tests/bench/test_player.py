@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 import bench.runner
-from bench.player import Player, shared_tokens
+from bench.player import Player, _logprob, shared_tokens
 from bench.results import ProbeResult
-from bench.runner import BenchRun
+from bench.runner import BenchRun, Group
 from bench.sessions import Session
 from bench.tasks import Probe, ProbeScore, Target
 from bench.tasks.facts import Facts
 from engine.engine import KVEngine
+from engine.errors import CapacityExceeded, EngineFailure
 from engine.flow import Writer
 from engine.state import SessionState
+from engine.types import Message, ScoredContinuation
 from tests.bench.runs import make_source, small_plan, small_run
 
 FACTS = 4
@@ -100,14 +102,20 @@ def recomputed(rows: Rows, step: int, read: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arm", range(len(ARMS)))
 def test_measures_equal_those_recomputed_from_the_exact_rows(
-    arm: int, run: BenchRun, engine: KVEngine
+    arm: int, run: BenchRun, engine: KVEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = Rows()
     engine.writer = Writer(blocks=rows)
     chosen = run.plan.arms[arm]
     session = next(g for g in run.groups() if g.arm == chosen).sessions[1]
+    scored: list[tuple[Message, ...]] = []
+    score = engine.score
+    monkeypatch.setattr(engine, "score", lambda r: scored.append(r.messages) or score(r))
     (played,) = Player(engine, run.task, chosen).play([session])
     assert len(played.probes) == FACTS
+    tokens = {ask.messages: ask.tokens for ask in session.asks}
+    expected_tokens = sum(tokens.values()) + sum(tokens[messages] for messages in scored)
+    assert Group(chosen, (session,)).tokens[0] == expected_tokens
     for probe in played.probes:
         (read,) = session.graph[probe.step]
         expected = recomputed(rows, probe.step, read)
@@ -146,6 +154,44 @@ def test_sessions_that_begin_alike_give_what_each_gives_alone(
     assert sum(tokens) == pytest.approx(read + written, rel=0.15)
     assert read < sum(shared_tokens([session])[0] for session in group.sessions)
     assert engine.sessions(None) == []
+
+
+def test_a_session_that_was_dropped_to_make_room_does_not_begin_anew(
+    run: BenchRun, engine: KVEngine
+) -> None:
+    engine.writer = Writer()
+    group = next(group for group in run.groups() if group.arm.name == "pace")
+
+    def drop(tokens: int) -> None:
+        held = [session["session_id"] for session in engine.sessions("")]
+        if len(held) > 1 and held[0].endswith("-1"):
+            engine.delete("", held[0])
+
+    with pytest.raises(CapacityExceeded, match=r"arm pace, 3000 tokens.*--only distance="):
+        list(Player(engine, run.task, group.arm, drop).play(group.sessions))
+    assert engine.sessions(None) == []
+
+
+def test_the_error_of_a_first_turn_is_what_one_is_told(
+    run: BenchRun, engine: KVEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(request: object) -> None:
+        raise EngineFailure("no first turn")
+
+    monkeypatch.setattr(engine, "run", fails)
+    group = run.groups()[0]
+    with pytest.raises(EngineFailure, match="no first turn"):
+        list(Player(engine, run.task, group.arm).play(group.sessions))
+
+
+def test_a_target_is_measured_on_all_the_tokens_that_spell_it(engine: KVEngine) -> None:
+    target = Target("Zoë Ö", opening="It is ")  # a token is a byte: two of its characters are two
+    ids = engine.chat.encode(target.opening + target.text)
+    texts = tuple(engine.chat.tokenizer.decode([one]) for one in ids)
+    scored = ScoredContinuation(tuple(ids), texts, tuple(-float(n) for n in range(len(ids))))
+    found = _logprob(target, scored, engine.chat.tokenizer.decode)
+    count = len(target.text.encode())
+    assert found.tokens == count and found.sum == sum(scored.logprobs[-count:])
 
 
 class Chained:
