@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.plan import Arm
+from bench.plan import Arm, BenchPlan
+from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench.sessions import Session
@@ -20,6 +21,21 @@ class Only:
     distances: frozenset[int] | None = None
     tokens: frozenset[int] | None = None
     limit: int | None = None
+
+    def check(self, plan: BenchPlan) -> None:
+        """Raise ConfigError when it names what the plan does not have."""
+        there: list[tuple[str, frozenset[str] | frozenset[int] | None, list[str] | list[int]]] = [
+            ("arm", self.arms, [arm.name for arm in plan.arms]),
+            ("seed", self.seeds, list(plan.seeds)),
+            ("distance", self.distances, [d for part in plan.sessions for d in part.distances]),
+            ("tokens", self.tokens, [part.tokens for part in plan.sessions]),
+        ]
+        for key, chosen, known in there:
+            for value in sorted((chosen or frozenset()) - set(known), key=str):
+                names = ", ".join(map(str, dict.fromkeys(known))) or "none"
+                raise ConfigError(
+                    f"{key}={value}: not in plan {plan.name}; it has {names}", param="--only"
+                )
 
     def takes(self, arm: Arm, session: Session) -> bool:
         """Whether the pair is chosen (the limit apart)."""

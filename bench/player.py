@@ -138,7 +138,8 @@ class Player:
             residency=residency,
             rotary_gap=gap,
             composition=Composition(**classes),
-            highest_unprotected_score=composition["highest_unprotected_score"],
+            # what is protected is the arm's plan's to say
+            highest_unprotected_score=turn["composition"]["highest_unprotected_score"],
         )
 
     def _run(

@@ -88,7 +88,12 @@ class BenchRun:
         self._builder = SessionBuilder(plan, self.task, ChatFormat(tokenizer), filler)
 
     def groups(self, only: Only = ALL) -> list[Group]:
-        """What is to be played: by seed, then arm, so that the arms of a seed come together."""
+        """What is to be played: by seed, then arm, so that the arms of a seed come together.
+
+        Raises:
+            ConfigError: ``only`` names what the plan does not have; see ``SessionBuilder``.
+        """
+        only.check(self.plan)
         found, left = [], only.limit
         for part, _, sessions in all_sessions(self._builder, self.plan):
             for arm in self.plan.arms_of(part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from engine.engine import KVEngine
 from engine.errors import CapacityExceeded, EngineFailure
 from engine.flow import Writer
 from engine.state import SessionState
-from engine.types import Message, ScoredContinuation
+from engine.types import LedgerEvent, Message, ScoredContinuation, ScoreRequest, ScoreResult
 from tests.bench.runs import make_source, small_plan, small_run
 
 FACTS = 4
@@ -110,7 +111,23 @@ def test_measures_equal_those_recomputed_from_the_exact_rows(
     session = next(g for g in run.groups() if g.arm == chosen).sessions[1]
     scored: list[tuple[Message, ...]] = []
     score = engine.score
-    monkeypatch.setattr(engine, "score", lambda r: scored.append(r.messages) or score(r))
+
+    def scoring(request: ScoreRequest) -> ScoreResult:
+        scored.append(request.messages)
+        found = score(request)
+        # under the true needs another set is protected than under the arm's plan
+        return replace(found, composition={**found.composition, "highest_unprotected_score": 0.0})
+
+    monkeypatch.setattr(engine, "score", scoring)
+    turns: dict[int, Mapping[str, Any]] = {}
+    events = engine.events
+
+    def listening(*args: Any, **more: Any) -> list[LedgerEvent]:
+        found = events(*args, **more)
+        turns.update((event.step, event.data) for event in found if event.kind == "turn")
+        return found
+
+    monkeypatch.setattr(engine, "events", listening)
     (played,) = Player(engine, run.task, chosen).play([session])
     assert len(played.probes) == FACTS
     tokens = {ask.messages: ask.tokens for ask in session.asks}
@@ -123,7 +140,8 @@ def test_measures_equal_those_recomputed_from_the_exact_rows(
         assert probe.composition.model_dump() == pytest.approx(expected["composition"])
         assert probe.residency == pytest.approx(expected["residency"])
         assert probe.rotary_gap == expected["rotary_gap"]
-        assert (probe.highest_unprotected_score or 0) > 0
+        highest = turns[probe.step]["composition"]["highest_unprotected_score"]
+        assert probe.highest_unprotected_score == highest > 0
     mean = sum(probe.residency or 0 for probe in played.probes) / FACTS
     if chosen.name == "pace":
         assert mean == 1

@@ -129,3 +129,9 @@ def test_plan_shows_sessions_and_hours(
     assert row.split("│")[2].strip() == "3"
     assert main(["bench", "plan", str(path), "--only", "colour=red"]) == 2
     assert main(["bench", "plan", str(path), "--only", "seed=x"]) == 2
+    capsys.readouterr()
+    wrong = {"arm=pcae,h2o": "pace, h2o", "seed=3": "1, 2", "distance=7": "600, 1800"}
+    for option, known in {**wrong, "tokens=9": "3800"}.items():
+        assert main(["bench", "plan", str(path), *options, "--only", option]) != 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{option.split(',')[0]}: not in plan small; it has {known}" in said
