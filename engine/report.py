@@ -78,12 +78,23 @@ def describe(session: Session, pool: KVPool, spans: int = 1000) -> dict[str, Any
     }
 
 
+MOST_PLAN_PAIRS = 20_000
+"""Pairs of reader and read that an answer shows: with the longest numbers 0.5 MB."""
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Steps and messages that are read, each with its rising reading steps."""
-    return {
-        "steps": {str(step): list(readers) for step, readers in plan.by_step.items()},
-        "messages": {str(index): list(readers) for index, readers in plan.by_message.items()},
-    }
+    """Steps and messages that are read, each with its rising reading steps; of a plan of more than
+    ``MOST_PLAN_PAIRS`` the first, and how many ``more`` there are."""
+    found: dict[str, Any] = {}
+    room, more = MOST_PLAN_PAIRS, 0
+    for name, read in (("steps", plan.by_step), ("messages", plan.by_message)):
+        found[name] = {}
+        for key, readers in read.items():
+            if shown := list(readers[:room]):
+                found[name][str(key)] = shown
+            room -= len(shown)
+            more += len(readers) - len(shown)
+    return found | ({"more": more} if more else {})
 
 
 def pace_info(turn: RunningTurn) -> PaceInfo:

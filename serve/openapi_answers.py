@@ -187,8 +187,9 @@ def _sessions() -> dict[str, Schema]:
     scored = {"token_ids": array(COUNT), "tokens": array(STRING), "logprobs": array(NUMBER)}
     return {
         "Plan": {
-            **record({"steps": readers, "messages": readers}),
-            "description": "What is read, by step and by message, each with the steps that read it",
+            **record({"steps": readers, "messages": readers}, {"more": COUNT}),
+            "description": "What is read, by step and by message, each with the steps that read "
+            "it. Of a plan of more than 20,000 pairs the first, and how many `more` there are.",
         },
         "SessionSummary": record(summary),
         "SessionList": record({"object": const("list"), "data": array(ref("SessionSummary"))}),

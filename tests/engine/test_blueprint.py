@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from queue import SimpleQueue
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from engine.engine import KVEngine
 from engine.errors import InvalidRequest, PolicyMismatch, SessionBusy, SessionNotFound
 from engine.plan import Plan
+from engine.report import MOST_PLAN_PAIRS, plan_json
 from engine.runner import ModelRunner
 from engine.types import PlanSegment, PlanUpdate, Sampling, TurnDone, TurnEvent
 from tests.engine.conftest import MakeEngine
@@ -203,3 +205,23 @@ def test_it_counts_as_a_use_of_the_session(tiny: ModelRunner, make_engine: MakeE
     engine.blueprint("", "one", PlanUpdate(plan={5: (1,)}))
     engine.run(request("three", "hello"))
     assert {found["session_id"] for found in engine.sessions(None)} == {"one", "three"}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan({10**8 + n: (10**9,) for n in range(100_000)}, {n: (10**9,) for n in range(9)}),
+        Plan({1: (5, 6)}, {7: tuple(range(10**8, 10**8 + 100_000))}),
+    ],
+    ids=["many-read", "many-readers"],
+)
+def test_the_largest_plan_is_shown_in_part(plan: Plan) -> None:
+    shown = plan_json(plan)
+    assert len(json.dumps(shown)) < 700_000
+    pairs, more = 0, shown.pop("more")
+    for name, all_of in (("steps", plan.by_step), ("messages", plan.by_message)):
+        for key, readers in shown[name].items():
+            assert tuple(readers) == all_of[int(key)][: len(readers)] != ()
+            pairs += len(readers)
+    total = sum(len(r) for read in (plan.by_step, plan.by_message) for r in read.values())
+    assert pairs == MOST_PLAN_PAIRS and more == total - pairs
