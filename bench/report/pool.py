@@ -33,6 +33,7 @@ class Count(NamedTuple):
 
     @property
     def percent(self) -> str:
+        """In whole percent; a dash of nothing."""
         return f"{100 * self.share:.0f}%" if self.total else "–"
 
 
@@ -65,6 +66,7 @@ class Pool:
         return {one: Pool(tuple(found[one])) for one in sorted(found)}
 
     def arm(self, name: str) -> Pool:
+        """The lines of one arm."""
         return Pool(tuple(line for line in self.lines if line.arm == name))
 
     @property
@@ -74,13 +76,16 @@ class Pool:
 
     @property
     def distances(self) -> list[int]:
+        """Tokens between definitions and first probe, rising; none in the single layout."""
         return sorted({line.distance for line in self.lines if line.distance is not None})
 
     @property
     def probe_names(self) -> list[str]:
+        """In the order they were asked."""
         return list(dict.fromkeys(probe.name for probe in self.probes()))
 
     def probes(self, names: Iterable[str] | None = None) -> list[ProbeResult]:
+        """All probes, or those of these ``names``; likewise below."""
         wanted = None if names is None else set(names)
         return [
             probe
@@ -90,6 +95,7 @@ class Pool:
         ]
 
     def checks(self, names: Iterable[str] | None = None) -> Count:
+        """Hidden checks passed, pooled over probes."""
         probes = self.probes(names)
         return Count(sum(p.score.passed for p in probes), sum(p.score.total for p in probes))
 
@@ -99,6 +105,7 @@ class Pool:
         return Count(sum(p.score.passed == p.score.total for p in probes), len(probes))
 
     def recall(self, names: Iterable[str] | None = None) -> Count:
+        """Facts in the answers, pooled over probes."""
         probes = self.probes(names)
         return Count(sum(p.score.found for p in probes), sum(p.score.facts for p in probes))
 
@@ -139,9 +146,11 @@ def _place(arm: str) -> tuple[int, str]:
 
 
 def has_foresight(line: ResultLine) -> bool:
+    """Whether its arm keeps what the plan names."""
     return line.policy.get("retention") == "plan_aware"
 
 
 def position_limit(line: ResultLine) -> int | None:
+    """L of its arm; None: positions as written."""
     limit = line.policy.get("position_limit")
     return limit if isinstance(limit, int) else None
