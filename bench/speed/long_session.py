@@ -37,8 +37,9 @@ def long_session(setting: Setting, tokens: int) -> tuple[Figures, list[tuple[int
     """Feed both arms until each holds ``tokens``.
 
     Returns:
-        Figures (``bench.speed.table`` says what they are), and the curve: tokens in the session and
-        ms per new token there.
+        Figures (``bench.speed.table`` says what they are; a ratio to young sessions is left out
+        where no turn of theirs counts), and the curve: tokens in the session and ms per new token
+        there.
     """
     device = setting.engine.runner.device
     budget_full = 6 * setting.profile.budget
@@ -80,8 +81,12 @@ def long_session(setting: Setting, tokens: int) -> tuple[Figures, list[tuple[int
         "ms_per_token_first_tenth": 1000 * early,
         "ms_per_token_last_tenth": 1000 * late,
         "raw_late_over_early": late / early,
-        "late_over_early": median(over_young["last"]),
-        "early_over_early": median(over_young["first"]),
+        # a young session may see no turn that counts there: few turns are in a tenth, or small ones
+        **{
+            name: median(over_young[place])
+            for name, place in (("late_over_early", "last"), ("early_over_early", "first"))
+            if over_young[place]
+        },
         "pace_over_h2o": median(over_h2o),
         "memory_growth": memory[-1] / settled - 1,
         "kv_bytes": summary["kv_bytes"],

@@ -148,3 +148,13 @@ def test_every_figure_has_a_meaning_and_the_command_prints_json(
     assert main([*command, "--tokens", "1000"]) == 2
     assert main([*command, "--parts", "decode,colour"]) == 2
     assert "colour" in capsys.readouterr().err
+
+
+def test_turns_too_large_for_a_control_lose_no_other_figure(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting, "turn_tokens", 1500)
+    figures, curve = long_session(setting, TOKENS)
+    assert figures["tokens"] >= TOKENS and figures["turns"] == len(curve) == 2
+    # the only turn of the first tenth is the young session's first, which fills its budget
+    assert "early_over_early" not in figures and {"late_over_early", "pace_over_h2o"} < set(figures)
