@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -101,6 +102,18 @@ class BenchPlan(Frozen):
             for name in group.arms or ():
                 if name not in names:
                     raise ValueError(f"sessions name the arm {name!r}, which is not in arms")
+        played = Counter(
+            (group.layout, group.tokens, distance, arm.name)
+            for group in self.sessions
+            for distance in group.distances or (None,)
+            for arm in self.arms_of(group)
+        )
+        for (layout, tokens, distance, arm), times in played.items():
+            if times > 1:
+                at = "" if distance is None else f" at distance {distance}"
+                raise ValueError(
+                    f"sessions give {layout}, {tokens} tokens{at} to the arm {arm!r} {times} times"
+                )
         return self
 
     def arms_of(self, group: SessionSet) -> tuple[Arm, ...]:

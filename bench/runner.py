@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.arms import arm_policies
+from bench.arms import arm_policies, plan_of
 from bench.filler import Filler, SourcePool, token_ends
 from bench.only import ALL, Only
 from bench.plan import Arm, BenchPlan
@@ -91,7 +91,8 @@ class BenchRun:
         """What is to be played: by seed, then arm, so that the arms of a seed come together.
 
         Raises:
-            ConfigError: ``only`` names what the plan does not have; see ``SessionBuilder``.
+            ConfigError: ``only`` names what the plan does not have, or an arm's plan asks for more
+                invented edges than a session has; see ``SessionBuilder``.
         """
         only.check(self.plan)
         found, left = [], only.limit
@@ -101,6 +102,8 @@ class BenchRun:
                 if left is not None:
                     chosen = chosen[:left]
                     left -= len(chosen)
+                for session in chosen:
+                    plan_of(session, arm.plan)  # refused now, not hours into the run
                 if chosen:
                     found.append(Group(arm, tuple(chosen)))
         return found

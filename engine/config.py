@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from engine.errors import ConfigError
 from engine.policies import retention_names
+from engine.yaml_text import parse_yaml
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -263,7 +264,7 @@ def load_yaml(path: Path, kind: type[T], overrides: dict[str, Any] | None = None
             raw = file.read(_MOST_BYTES + 1)
         if len(raw) > _MOST_BYTES:
             raise ConfigError(f"{path}: is larger than {_MOST_BYTES} bytes: not a configuration")
-        data = yaml.safe_load(raw.decode("utf-8"))
+        data = parse_yaml(raw.decode("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

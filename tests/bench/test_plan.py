@@ -70,6 +70,14 @@ def test_an_arm_by_name_is_the_preset_and_set_replaces_keys(tmp_path: Path) -> N
             "must be positive",
         ),
         ({"sessions": [{"layout": "single", "tokens": 8000, "arms": ["h2o"]}]}, "'h2o'"),
+        (
+            {"sessions": [{"layout": "distance", "tokens": 8000, "distances": [500, 500]}]},
+            "distance, 8000 tokens at distance 500 to the arm 'pace' 2 times",
+        ),
+        (
+            {"sessions": [{"layout": "single", "tokens": 8000}] * 2},
+            "single, 8000 tokens to the arm 'pace' 2 times",
+        ),
         ({"arms": [{"name": "a", "policy": "pace", "plan": {"precision": 0}}]}, "precision"),
     ],
 )

@@ -135,3 +135,14 @@ def test_plan_shows_sessions_and_hours(
         assert main(["bench", "plan", str(path), *options, "--only", option]) != 0
         said = " ".join(capsys.readouterr().err.split())
         assert f"{option.split(',')[0]}: not in plan small; it has {known}" in said
+
+
+def test_a_plan_that_errs_more_than_a_session_allows_is_refused_before_it_runs(
+    protocol_model: Path, source: Path, tmp_path: Path
+) -> None:
+    wrong = {"name": "wrong", "policy": "pace", "plan": {"precision": 0.001}}
+    run = small_run(small_plan(protocol_model, arms=["h2o", wrong]), source)
+    out, watcher = tmp_path / "out.jsonl", Silent()
+    with pytest.raises(ConfigError, match=r"precision 0\.001 needs .* invented edges"):
+        run.run(out, watcher)
+    assert not watcher.lines and not out.stat().st_size

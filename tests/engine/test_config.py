@@ -135,6 +135,10 @@ def test_every_broken_rule_has_a_line(tmp_path: Path) -> None:
         (b"- a\n- b\n", "must be a mapping of keys to values, not list"),
         (b"text", "must be a mapping of keys to values, not str"),
         (b"!!python/object/apply:os.system [true]", "cannot be read as YAML"),
+        (b"threads: 1\nmodel: x\nthreads: 2\n", "(?s)the key 'threads' is there twice.* line 3"),
+        (b"a: {b: {c: 1, c: 1}}", "the key 'c' is there twice"),
+        (b"? [a]\n: 1\n", "unhashable key"),
+        (b"[" * 5000, "nested too deeply"),
     ],
 )
 def test_files_that_are_no_mapping_are_refused(
@@ -145,6 +149,13 @@ def test_files_that_are_no_mapping_are_refused(
     with pytest.raises(ConfigError, match=message) as caught:
         load_yaml(path, EngineConfig)
     assert str(path) in caught.value.message
+
+
+def test_a_key_beside_a_merge_is_no_second_one(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("<<: &base {threads: 1, max_sessions: 3}\nthreads: 2\n")
+    config = load_yaml(path, EngineConfig)
+    assert (config.threads, config.max_sessions) == (2, 3)
 
 
 def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
