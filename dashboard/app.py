@@ -12,8 +12,8 @@ from collections.abc import Callable
 import streamlit as st
 
 from dashboard import compare_page, markup, session_page, sessions_page
-from dashboard.data import ReadFailed, Server
 from dashboard.palette import Palette, palette
+from dashboard.server import ReadFailed, Server
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 RETRY_S = 2.0
@@ -24,7 +24,7 @@ Show = Callable[[Server, Palette], None]
 def main() -> None:
     """One run of the app's script."""
     url = os.environ.get("PACE_URL", DEFAULT_URL)
-    server = Server(url.rstrip("/"), os.environ.get("PACE_API_KEY") or None)
+    server = Server(url.rstrip("/"), os.environ.get("PACE_API_KEY", "").strip() or None)
     st.set_page_config(page_title="PACE", layout="wide")
     colours = palette(st.context.theme.type == "dark")
     st.html(markup.styles(colours))

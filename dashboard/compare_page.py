@@ -7,9 +7,9 @@ import streamlit as st
 
 from dashboard import charts, data, markup, step_charts
 from dashboard.controls import choose_session, choose_step, csv, head, load
-from dashboard.data import Server
 from dashboard.figure import CONFIG
 from dashboard.palette import Palette
+from dashboard.server import Server
 from dashboard.sessions_page import EMPTY
 from dashboard.view import View, finding
 
@@ -42,9 +42,9 @@ def show(server: Server, palette: Palette) -> None:
     step = choose_step("compare", shared)
     views = [View.of(key, about, steps, step, palette) for key, about, steps in loaded]
     st.html(markup.banner("plain", verdict(*views)))
-    for column, view in zip(st.columns(2, gap="medium"), views, strict=True):
+    for column, view, side in zip(st.columns(2, gap="medium"), views, "ab", strict=True):
         with column:
-            _side(view)
+            _side(view, side)
     _lines(views)
 
 
@@ -74,7 +74,7 @@ def verdict(one: View, other: View) -> str:
     return f"At step {one.step} {side(one)}; {side(other)}."
 
 
-def _side(view: View) -> None:
+def _side(view: View, side: str) -> None:
     finding(view, short=True)
     st.html(markup.gauges(view.gauges(short=True)))
     st.html(markup.budget_bar(view.by_class(), view.budget))
@@ -87,9 +87,7 @@ def _side(view: View) -> None:
         legend=False,
         height=250,
     )
-    st.plotly_chart(
-        figure, key=f"map-{view.key.session_id}-{view.key.path}", config=CONFIG, theme=None
-    )
+    st.plotly_chart(figure, key=f"map-{side}", config=CONFIG, theme=None)
 
 
 def _lines(views: list[View]) -> None:

@@ -3,6 +3,7 @@ page's address, so that it can be shared."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -10,10 +11,12 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import data
-from dashboard.data import Json, Key, ReadFailed, Server
+from dashboard.data import Key
+from dashboard.server import Json, ReadFailed, Server
 
 PARAMETERS = ("step", "message", "range")
 """What the address says of the part of a session that is looked at."""
+_NUMBER = re.compile("[0-9]{1,15}")
 
 
 def load(server: Server, session_id: str) -> tuple[Key, Json, pd.DataFrame]:
@@ -68,8 +71,8 @@ def choose_step(owner: str, known: Sequence[int]) -> int:
         known: steps there are, rising.
     """
     newest, widget = known[-1], f"step-{owner}"
-    asked = st.query_params.get("step", "")
-    value = int(asked) if asked.isdecimal() else newest
+    asked = whole_number(st.query_params.get("step", ""))
+    value = newest if asked is None else asked
     value = max((step for step in known if step <= value), default=known[0])
     if len(known) == 1:
         st.caption(f"Step {newest}, the only one so far")
@@ -84,6 +87,11 @@ def choose_step(owner: str, known: Sequence[int]) -> int:
 
     st.slider("Step", known[0], newest, key=widget, on_change=moved, label_visibility="collapsed")
     return value
+
+
+def whole_number(text: str) -> int | None:
+    """The number an address's parameter is; None when it is none, or larger than any here."""
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def go_live() -> None:

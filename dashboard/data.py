@@ -11,63 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import streamlit as st
 
+from dashboard.server import Json, ReadFailed, Server, foreign
+
 SESSION_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_MESSAGES = 5000
 """Most messages a page looks at; the newest are taken."""
-_TIMEOUT_S = 10.0
+_LISTED = {"session_id", "last_used", "policy", "step", "tokens", "kv_bytes", "status"}
 _PAGE = 500
-
-Json = dict[str, Any]
-
-
-class ReadFailed(Exception):
-    """Something could not be read.
-
-    Attributes:
-        sentence: what happened, for people.
-        advice: what to do about it.
-        status: HTTP status, None when there was no answer.
-    """
-
-    def __init__(self, sentence: str, advice: str, status: int | None = None) -> None:
-        super().__init__(sentence)
-        self.sentence, self.advice, self.status = sentence, advice, status
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A PACE server: address without ``/v1``, and the API key, if it has keys."""
-
-    url: str
-    key: str | None = None
-
-    def get(self, path: str, **params: object) -> Json:
-        """``GET /v1{path}``; parameters that are None are left out.
-
-        Raises:
-            ReadFailed: no answer, a refusal, or an answer that is not PACE's.
-        """
-        given = {name: str(value) for name, value in params.items() if value is not None}
-        try:
-            response = _client(self).get(f"/v1{path}", params=given)
-        except httpx.TimeoutException:
-            raise ReadFailed(
-                f"The server at {self.url} has not answered for {_TIMEOUT_S:.0f} seconds.",
-                "It may be busy; this page tries again by itself.",
-            ) from None
-        except (httpx.HTTPError, httpx.InvalidURL):
-            raise ReadFailed(
-                f"No server answers at {self.url}.",
-                "Start one with `pace serve`, or name another: `pace dashboard --url ADDRESS`. "
-                "This page goes on by itself as soon as it answers.",
-            ) from None
-        return _body(self, response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +77,15 @@ class Bins:
 
 
 def sessions(server: Server) -> pd.DataFrame:
-    """The sessions, last used first; no line when there are none."""
-    found = server.get("/sessions")["data"]
+    """The sessions, last used first; no line when there are none.
+
+    Raises:
+        ReadFailed: also when what answers is another kind of server. Every page reads this first.
+    """
+    found = server.get("/sessions").get("data")
+    entries = found if isinstance(found, list) else [None]
+    if not all(isinstance(entry, dict) and entry.keys() >= _LISTED for entry in entries):
+        raise foreign(server, 200)
     frame = pd.DataFrame(found)
     return frame.sort_values("last_used", ascending=False, ignore_index=True) if found else frame
 
@@ -253,46 +215,6 @@ def _pages(key: Key, path: str, cursor: str = "seq", **params: object) -> Iterat
         if following <= since:
             return
         since = following
-
-
-@st.cache_resource(max_entries=8, show_spinner=False)
-def _client(server: Server) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
-    return httpx.Client(base_url=server.url, headers=headers, timeout=_TIMEOUT_S)
-
-
-def _body(server: Server, response: httpx.Response) -> Json:
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    error = body.get("error") if isinstance(body, dict) else None
-    if response.is_success and isinstance(body, dict):
-        return body
-    if response.status_code == 401:
-        raise ReadFailed(
-            f"The server at {server.url} does not accept this dashboard's API key."
-            if server.key
-            else f"The server at {server.url} wants an API key.",
-            "Set PACE_API_KEY to a key of the server and start `pace dashboard` again.",
-            401,
-        )
-    if not isinstance(error, dict):
-        raise ReadFailed(
-            f"What answers at {server.url} is not a PACE server (HTTP {response.status_code}).",
-            "Name the right address: `pace dashboard --url ADDRESS`.",
-            response.status_code,
-        )
-    if response.status_code == 404:
-        gone = "It may have been deleted, or made room for another. Choose one from the list."
-        step = "Choose another step: newer ones are held longer."
-        advice = step if error.get("code") == "step_not_found" else gone
-        raise ReadFailed(str(error.get("message")), advice, 404)
-    raise ReadFailed(
-        f"{error.get('message')} (HTTP {response.status_code})",
-        "This page tries again by itself.",
-        response.status_code,
-    )
 
 
 def _floats(rows: Any) -> npt.NDArray[np.float64]:

@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard import data, markup, plan_charts, step_charts
 from dashboard.controls import csv, head
 from dashboard.figure import CONFIG
+from dashboard.server import Json
 from dashboard.view import View
 
 STRIP_TOKENS = 700
@@ -159,7 +160,7 @@ def _renumbers(view: View) -> None:
     st.plotly_chart(figure, key="renumber", config=CONFIG, theme=None)
 
 
-def _renumber_name(index: int, event: data.Json) -> str:
+def _renumber_name(index: int, event: Json) -> str:
     about = event["data"]
     return (
         f"{index + 1}: step {event['step']}, at token {about['at']:,}: "

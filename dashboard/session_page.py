@@ -9,11 +9,11 @@ import streamlit as st
 
 from dashboard import charts, data, markup
 from dashboard.controls import PARAMETERS, choose_session, choose_step, csv, go_live, head, load
-from dashboard.data import Server
 from dashboard.details import details
 from dashboard.figure import CONFIG
 from dashboard.message_list import explanation, message_list
 from dashboard.palette import Palette
+from dashboard.server import ReadFailed, Server
 from dashboard.sessions_page import EMPTY, LIVE_S
 from dashboard.view import View, finding
 
@@ -108,7 +108,7 @@ def _live(view: View) -> None:
     try:
         running = data.session(view.key.server, view.key.session_id)["status"] == "running"
         newer = data.newer(view.key, int(view.steps["turn"].max()))
-    except data.ReadFailed:
+    except ReadFailed:
         st.rerun()  # the page says what is wrong
     if newer and not looking:
         st.rerun()

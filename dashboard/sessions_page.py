@@ -6,8 +6,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import data, markup
-from dashboard.data import Server
 from dashboard.palette import Palette
+from dashboard.server import ReadFailed, Server
 
 LIVE_S = 2.0
 _SHORT = 16
@@ -41,7 +41,7 @@ def show(server: Server, palette: Palette) -> None:
 def _table(server: Server) -> None:
     try:
         found = data.sessions(server)
-    except data.ReadFailed:
+    except ReadFailed:
         st.rerun()
     if found.empty:
         st.html(markup.banner("plain", *EMPTY))

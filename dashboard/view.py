@@ -8,9 +8,11 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import data, markup
-from dashboard.data import Bins, Json, Key
+from dashboard.controls import whole_number
+from dashboard.data import Bins, Key
 from dashboard.markup import mib, number, percent
 from dashboard.palette import CLASSES, Palette
+from dashboard.server import Json
 from dashboard.why import Why, why
 
 
@@ -77,10 +79,10 @@ class View:
     @property
     def selected(self) -> int | None:
         """The message looked at: the one asked for, else the needed one that misses most."""
-        asked = st.query_params.get("message", "")
+        asked = whole_number(st.query_params.get("message", ""))
         known = set(self.messages["message"]) if len(self.messages) else set()
-        if asked.isdecimal() and int(asked) in known:
-            return int(asked)
+        if asked in known:
+            return asked
         return None if self.missing.empty else self.worst
 
     @property
@@ -114,11 +116,11 @@ class View:
     @property
     def range(self) -> tuple[int, int] | None:
         """Logical positions [start, end) zoomed to, by the address's parameter ``range``."""
-        start, _, end = st.query_params.get("range", "").partition("-")
-        at = int(self.now["at"])
-        if not (start.isdecimal() and end.isdecimal()):
+        asked = st.query_params.get("range", "").partition("-")
+        start, end, at = whole_number(asked[0]), whole_number(asked[2]), int(self.now["at"])
+        if start is None or end is None:
             return None
-        found = min(int(start), at), min(int(end), at)
+        found = min(start, at), min(end, at)
         return found if found[0] < found[1] else None
 
     def bins(self, count: int) -> Bins:

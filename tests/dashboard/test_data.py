@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import streamlit as st
 
-from dashboard import data
-from dashboard.data import Key, ReadFailed, Server
+from dashboard import data, server
+from dashboard.data import Key
+from dashboard.server import ReadFailed, Server
 
 Answers = dict[str, list[dict[str, Any]]]
 
@@ -30,7 +31,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
         return httpx.Response(found.pop("status", 200), content=json.dumps(found))
 
     client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://pace")
-    monkeypatch.setattr(data, "_client", lambda server: client)
+    monkeypatch.setattr(server, "_client", lambda _: client)
     st.cache_data.clear()
     yield given
     st.cache_data.clear()
@@ -113,6 +114,21 @@ def test_of_very_many_messages_the_newest_are_read(answers: Answers) -> None:
 def test_what_is_no_session_id_is_not_asked_for(answers: Answers, session_id: str) -> None:
     with pytest.raises(ReadFailed, match="no session id"):
         data.session(KEY.server, session_id)
+
+
+def test_json_nested_without_end_is_not_paces(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = httpx.MockTransport(lambda _: httpx.Response(200, content=b"[" * 100_000))
+    client = httpx.Client(transport=deep, base_url="http://pace")
+    monkeypatch.setattr(server, "_client", lambda _: client)
+    with pytest.raises(ReadFailed, match="not a PACE server"):
+        KEY.server.get("/sessions")
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a b", "\0", "\udc80", "😀"])
+def test_a_key_that_no_header_can_carry_is_not_sent(answers: Answers, key: str) -> None:
+    with pytest.raises(ReadFailed, match="does not accept") as failed:
+        Server("http://pace", key).get("/sessions")
+    assert failed.value.status == 401 and "PACE_API_KEY" in failed.value.advice
 
 
 def test_what_the_server_complains_of_is_passed_on(answers: Answers) -> None:

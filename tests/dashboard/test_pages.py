@@ -12,7 +12,8 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from tests.dashboard.conftest import LAST, Story
+from dashboard.server import ReadFailed, Server
+from tests.dashboard.conftest import LAST, Story, answering
 from tests.support.server import free_port
 
 pytestmark = pytest.mark.xdist_group("dashboard")
@@ -23,8 +24,8 @@ def page(name: str, url: str, key: str | None) -> None:
     import importlib
 
     from dashboard.app import guarded
-    from dashboard.data import Server
     from dashboard.palette import LIGHT
+    from dashboard.server import Server
 
     guarded(importlib.import_module(f"dashboard.{name}").show, Server(url, key), LIGHT)
 
@@ -252,13 +253,34 @@ def test_another_kind_of_server_is_said(other: str) -> None:
     assert "is not a PACE server" in sentence and "--url" in sentence
 
 
+@pytest.mark.parametrize("odd", ["9" * 5000, "-1", "x", "٣", "²", "1.5", "\0", ""])
+def test_an_address_that_says_nothing_of_use_shows_the_newest(story: Story, odd: str) -> None:
+    usual = gauges(opened("session", story.url, session="rule-pace"))
+    said = {"step": odd, "message": odd, "range": f"{odd}-{odd}"}
+    assert gauges(opened("session", story.url, session="rule-pace", **said)) == usual
+
+
+def test_a_session_is_compared_with_itself(story: Story) -> None:
+    test = opened("compare", story.url, a="rule-pace", b="rule-pace", step="9" * 5000)
+    first, second = banners(test)[1:]
+    assert first == second and len(test.get("plotly_chart")) == 3
+
+
+@pytest.mark.parametrize("name", ["sessions", "session", "compare"])
+def test_json_that_is_not_paces_is_no_server_either(name: str) -> None:
+    for body in ({}, {"data": None}, {"data": "models"}, {"data": [1]}, {"data": [{"id": "gpt"}]}):
+        with answering(200, body) as url:
+            (sentence,) = banners(opened(name, url))
+        assert "is not a PACE server (HTTP 200)" in sentence, body
+
+
 def test_it_recovers_by_itself(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     from dashboard import data
 
     sessions = data.sessions
 
-    def broken(server: data.Server) -> Any:
-        raise data.ReadFailed("Away.", "Wait.")
+    def broken(server: Server) -> Any:
+        raise ReadFailed("Away.", "Wait.")
 
     monkeypatch.setattr(data, "sessions", broken)
     test = opened("session", story.url, session="rule-pace")
