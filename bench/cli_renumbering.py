@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from bench.cli_options import device_option
 from engine.config import EngineConfig
 
 
 @click.command()
 @click.option("--model", default="smollm2-135m", show_default=True)
-@click.option("--device", default="auto", show_default=True)
+@device_option
 @click.option("--windows", default=16, show_default=True, type=click.IntRange(2))
 @click.option("--prefix", default=6144, show_default=True, type=click.IntRange(1))
 @click.option("--continuation", default=512, show_default=True, type=click.IntRange(1))

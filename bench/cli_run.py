@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.cli_options import device_option
 from bench.only import Only
 from bench.plan import BenchPlan, load_plan
 from engine.environment import enter_environment
@@ -140,7 +141,7 @@ def plan(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Result file; by default the plan's name with .jsonl, here.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@device_option
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads; all cores by default.")
 def run(
     plan_file: str,

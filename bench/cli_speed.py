@@ -10,6 +10,7 @@ from typing import Literal
 import click
 from rich.console import Console
 
+from bench.cli_options import device_option
 from engine.environment import enter_environment
 
 PARTS = ("decode", "long", "resend", "full")
@@ -63,7 +64,7 @@ def _parts(ctx: click.Context, param: click.Parameter, value: str) -> Sequence[s
     help="What to measure; full loads the model twice.",
 )
 @click.option("--clock", type=click.Choice(["cpu", "wall"]), help="By default cpu; wall on CUDA.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@device_option
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads; all cores by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
 @click.option(

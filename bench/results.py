@@ -207,7 +207,8 @@ def append_result(path: Path, line: ResultLine) -> None:
 
 
 def write_results(path: Path, lines: Iterable[ResultLine]) -> None:
-    """Write a whole file, replacing one that is there."""
+    """Write a whole file, replacing one that is there; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(line.model_dump_json() + "\n" for line in lines), encoding="utf-8")
 
 

@@ -28,14 +28,15 @@ def _known_retention(name: str) -> str:
     return name
 
 
-def _known_device(name: str) -> str:
+def known_device(name: str) -> str:
+    """``name``, a device that ``EngineConfig`` takes. Raises ValueError when it is none."""
     if not _DEVICE.fullmatch(name):
         raise ValueError("must be auto, cpu, cuda or cuda:N")
     return name
 
 
 Retention = Annotated[str, AfterValidator(_known_retention)]
-Device = Annotated[str, AfterValidator(_known_device)]
+Device = Annotated[str, AfterValidator(known_device)]
 Foresight = Literal["strict", "additive"]
 Renumber = Literal["limit", "eviction"]
 

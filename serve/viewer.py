@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 from engine.errors import ConfigError
 from serve.processes import end_with_parent
@@ -79,6 +80,17 @@ def start_viewer(
         start_new_session=True,
         preexec_fn=_yield_and_end_with_parent if yielding else end_with_parent,
     )
+
+
+def check_address(url: str) -> None:
+    """Raise ConfigError unless ``url`` is the address of a server."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ConfigError(f"--url {url!r} is not an address such as http://127.0.0.1:8000")
 
 
 def stop_viewer(process: subprocess.Popen[bytes]) -> None:

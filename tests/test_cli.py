@@ -69,10 +69,30 @@ def test_wrong_usage_exits_2(argv: list[str], capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
+    "command", [["run", "facts-distance"], ["speed"], ["renumbering"]], ids=lambda argv: argv[0]
+)
+def test_bench_says_what_a_device_is(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *command, "--device", "tpu"]) == 2
+    assert "'tpu' must be auto, cpu, cuda or cuda:N" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("error", "code", "line"),
     [
         (ModelError("no such model"), 1, "Error: no such model\n"),
         (OSError(errno.ENOSPC, "No space left"), 1, "Error: [Errno 28] No space left\n"),
+        (
+            OSError(errno.ENOTDIR, "Not a directory", "x/y"),
+            1,
+            "Error: [Errno 20] Not a directory: 'x/y'\n",
+        ),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x"),
+            1,
+            "Error: [Errno 36] File name too long: 'x'\n",
+        ),
         (KeyboardInterrupt(), 130, "Error: interrupted\n"),
         (click.Abort(), 130, "Error: interrupted\n"),
         (SystemExit(143), 143, ""),

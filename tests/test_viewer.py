@@ -46,6 +46,14 @@ def test_a_taken_port_is_said(taken: int, capsys: pytest.CaptureFixture[str]) ->
     assert f"port {taken} on 127.0.0.1" in error and "--port" in error
 
 
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:99999"]
+)
+def test_what_is_no_address_is_said(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", "--url", url, "--port", str(free_port())]) == 1
+    assert f"--url {url!r} is not an address" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("without_streamlit")
 def test_what_is_not_installed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", "--port", str(free_port())]) == 1

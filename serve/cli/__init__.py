@@ -26,7 +26,10 @@ COMMANDS = {
 }
 CommandTable: TypeAlias = Mapping[str, tuple[str, str, str]]
 # A person can act on these without a traceback.
-_PLAIN_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+_PLAIN_ERRNOS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
 
 
 class LazyGroup(click.Group):

@@ -9,7 +9,7 @@ import click
 from engine.errors import PaceError
 from serve.cli.serve import check_port
 from serve.config import load_serve_config
-from serve.viewer import HOST, PORT, start_viewer, stop_viewer
+from serve.viewer import HOST, PORT, check_address, start_viewer, stop_viewer
 
 
 class DashboardFailed(PaceError):
@@ -38,6 +38,7 @@ def dashboard(url: str | None, config_path: Path | None, port: int) -> int:
         http = load_serve_config(config_path).http
         host = f"[{http.host}]" if ":" in http.host else http.host
         url = f"http://{host}:{http.port}"
+    check_address(url)
     check_port(HOST, port)
     process = start_viewer(url, port)
     try:

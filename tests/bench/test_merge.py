@@ -88,3 +88,12 @@ def test_the_command_writes_a_new_file_or_says_why_not(
     two.write_text("{}\n")
     assert main([*command[:-1], str(tmp_path / "new.jsonl")]) == 1
     assert f"{two}, line 1: plan_name: Field required" in capsys.readouterr().err
+
+
+def test_the_folder_of_what_is_merged_is_made(tmp_path: Path) -> None:
+    part, out = tmp_path / "a.jsonl", tmp_path / "new" / "deep" / "all.jsonl"
+    write_results(part, [session("pace", 1, (7, 3, 5))])
+    assert main(["bench", "merge", str(part), "--out", str(out)]) == 0
+    assert read_results(out) == read_results(part)
+    for command in ("merge", "report"):  # no folder, and none to be
+        assert main(["bench", command, str(part), "--out", str(part / "x")]) == 1
