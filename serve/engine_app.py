@@ -30,6 +30,8 @@ QUICK_METHODS = READING_METHODS | {"blueprint", "delete", "stats"}
 BLOCKING_METHODS = frozenset({"score"})
 
 _QUICK_THREADS = 8
+# Readers take the interpreter from the step thread, and must not stand before a turn's admission.
+_READING_THREADS = 1
 _BLOCKING_THREADS = 4
 # Requests that may arrive in pieces at the same time, each as large as a body may be.
 _UPLOADS = 4
@@ -63,6 +65,7 @@ class EngineReplica:
         except Exception as error:
             raise mark_start_error(error) from error
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="call")
+        self._reading = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="read")
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="score")
         self._bridge: EventBridge | None = None
         self._uploads = Uploads(_UPLOADS * (config.limits.body_bytes + PIECE_BYTES))
@@ -110,7 +113,11 @@ class EngineReplica:
                 args = await self._whole(args[0])
             except PaceError as error:
                 return Outcome(error=error)
-        pool = self._blocking if method in BLOCKING_METHODS else self._quick
+        pool = self._quick
+        if method in READING_METHODS:
+            pool = self._reading
+        elif method in BLOCKING_METHODS:
+            pool = self._blocking
         function = partial(getattr(self._engine, method), *args)
         try:
             return await self._outcome(pool, method, function)

@@ -16,7 +16,7 @@ from engine.protocol import Engine
 from engine.types import ChunkDone, Message, TurnDone, TurnFailed, TurnRequest
 from serve.calls import Admitted, EventBridge, Inbox
 from serve.config import ServeConfig
-from serve.engine_app import EngineReplica
+from serve.engine_app import READING_METHODS, EngineReplica
 from serve.start_errors import find_start_error
 from tests.support.fake_engine import FakeEngine, FakeTurn
 
@@ -49,6 +49,37 @@ def test_a_turn_is_admitted_then_answered(engine: FakeEngine) -> None:
         assert events[0] == ChunkDone(5, 5)
         assert "".join(event.text for event in events[1:-1]) == "Hello"
         assert isinstance(events[-1], TurnDone)
+
+    run(task)
+
+
+def test_readers_do_not_stand_before_a_turn(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many read, one thread does, and turns are admitted beside it."""
+    let_go, reading = threading.Event(), set[int]()
+
+    def slow(*_: object) -> list[object]:
+        reading.add(threading.get_ident())
+        assert let_go.wait(10)
+        return []
+
+    for method in READING_METHODS:
+        monkeypatch.setattr(engine, method, slow)
+
+    async def task() -> None:
+        served = replica(engine)
+        reads = [
+            asyncio.ensure_future(served.call(method)) for method in READING_METHODS for _ in "1234"
+        ]
+        try:
+            await until(lambda: bool(reading))
+            items = [item async for item in served.turn(request("Hello"))]
+            assert isinstance(items[0], Admitted) and not any(read.done() for read in reads)
+        finally:
+            let_go.set()
+        assert [outcome.error for outcome in await asyncio.gather(*reads)] == [None] * len(reads)
+        assert len(reading) == 1
 
     run(task)
 
