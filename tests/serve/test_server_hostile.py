@@ -180,7 +180,7 @@ def raw_outcome(server: Server, raw: Raw) -> str | None:
     return f"{raw.name}: {final} instead of {raw.statuses}: {received[:300]!r}"
 
 
-@pytest.mark.parametrize("raws", groups(RAW_TABLES))
+@pytest.mark.parametrize("raws", list(groups(RAW_TABLES)))
 def test_every_byte_stream_gets_its_answer(server: Server, raws: Sequence[Raw]) -> None:
     with ThreadPoolExecutor(4) as pool:
         faults = [wrong for wrong in pool.map(lambda raw: raw_outcome(server, raw), raws) if wrong]
