@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from bench.statistics import bootstrap_mean
+from engine.alone import drive, new_state
 from engine.catalog import load_profile, resolve_model
 from engine.config import CachePolicy, ModelProfile, PolicyConfig
 from engine.flow import Flow, TurnRecord, Writer, cut
@@ -93,15 +94,13 @@ def measure(
     runner: ModelRunner, policy: CachePolicy, pool: KVPool, window: Window, prefix: int
 ) -> Measured:
     """Write ``prefix`` tokens of the window in prefill chunks and score the others."""
-    row = pool.acquire(policy.capacity)
-    row.rotated = pool.acquire_buffer(policy.capacity)
-    state = SessionState(policy, runner.table(policy.rope, policy.position_range), row)
+    state = new_state(runner, policy, pool)
     tokens = list(window.tokens)
     state.add_message(Message("user", ""), tokens, step=1)
     try:
-        return _run(_scored(state, tokens, prefix), runner, pool)
+        return drive(_scored(state, tokens, prefix), runner, pool)
     finally:
-        pool.release(row)
+        pool.release(state.active_row())
 
 
 def _scored(state: SessionState, tokens: list[int], prefix: int) -> Flow[Measured]:
@@ -117,18 +116,6 @@ def _scored(state: SessionState, tokens: list[int], prefix: int) -> Flow[Measure
         total -= float(ahead[:-1].gather(1, wanted).sum())
         last, at = ahead[-1:], at + len(piece)
     return Measured(total / (at - prefix), before, state.renumbers)
-
-
-def _run(flow: Flow[Measured], runner: ModelRunner, pool: KVPool) -> Measured:
-    with torch.inference_mode():
-        try:
-            work = next(flow)
-            while True:
-                (written,) = runner.forward([work], pool)
-                work = flow.send(written)
-        except StopIteration as stop:
-            found: Measured = stop.value
-            return found
 
 
 def table(rows: Sequence[tuple[Window, dict[str, Measured]]]) -> str:

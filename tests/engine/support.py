@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from engine.config import CachePolicy, EngineConfig, ModelProfile, PolicyConfig, RopeConfig
 from engine.engine import KVEngine
-from engine.flow import Flow, Writer
+from engine.flow import Writer
 from engine.integrity import check_integrity
 from engine.pool import KVPool
 from engine.row import Row
@@ -32,7 +32,6 @@ from engine.types import (
 from tests.reference.retention import Rules
 from tests.support.protocol_model import byte_tokenizer
 
-T = TypeVar("T")
 RANGE = 2048
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
 
@@ -214,26 +213,6 @@ class Recorder:
         taken = [part for of, part in self.logits if row is None or of is row]
         self.logits = [item for item in self.logits if row is not None and item[0] is not row]
         return torch.cat(taken)
-
-
-def drive(flow: Flow[T], runner: ModelRunner, pool: KVPool) -> T:
-    """Run a flow to its end without a scheduler."""
-    with torch.inference_mode():
-        try:
-            work = next(flow)
-            while True:
-                (written,) = runner.forward([work], pool)
-                work = flow.send(written)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-
-def new_state(runner: ModelRunner, policy: CachePolicy, pool: KVPool) -> SessionState:
-    """An empty session with a row of its own, ready to be written."""
-    row = pool.acquire(policy.capacity)
-    row.rotated = pool.acquire_buffer(policy.capacity)
-    return SessionState(policy, runner.table(policy.rope, policy.position_range), row)
 
 
 def begin(state: SessionState, tokens: list[int], step: int = 1) -> None:

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from engine.alone import drive, new_state
 from engine.errors import EngineFailure
 from engine.flow import TurnRecord, Writer
 from engine.pool import KVPool
@@ -18,9 +19,7 @@ from tests.engine.support import (
     RANGE,
     Recorder,
     begin,
-    drive,
     kept,
-    new_state,
     outcome,
     policy_config,
     request,

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.alone import drive, new_state
 from engine.engine import KVEngine
 from engine.flow import TurnRecord, Writer
 from engine.pool import KVPool
@@ -28,9 +29,7 @@ from tests.engine.support import (
     begin,
     build_engine,
     check_engine,
-    drive,
     kept,
-    new_state,
     outcome,
     policy_config,
     request,

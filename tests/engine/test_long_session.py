@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from engine.alone import drive
 from engine.flow import TurnRecord, Writer
 from engine.integrity import check_integrity
 from engine.ledger import Ledger, Notes
@@ -20,7 +21,7 @@ from engine.rope import RotaryTable, rotate
 from engine.row import KVShape
 from engine.runner import Work, Written
 from engine.state import SessionState
-from tests.engine.support import begin, drive, kept, resolved
+from tests.engine.support import begin, kept, resolved
 from tests.reference.retention import Rules
 from tests.support.scale import scaled
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from engine.alone import drive, new_state
 from engine.config import RopeConfig
 from engine.errors import ConfigError
 from engine.flow import TurnRecord, Writer
@@ -17,7 +18,7 @@ from engine.pool import KVPool
 from engine.rope import _LARGEST_TABLE, RotaryTable, build_rotary, rotate
 from engine.row import KVShape, Row
 from engine.state import SessionState
-from tests.engine.support import begin, drive, new_state, resolved, runner_for, tiny_llama
+from tests.engine.support import begin, resolved, runner_for, tiny_llama
 from tests.reference.retention import Rules
 
 LIMIT = 128

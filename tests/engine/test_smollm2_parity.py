@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.alone import drive, new_state
 from engine.flow import TurnRecord, Writer
 from engine.pool import KVPool
 from engine.runner import ModelRunner
-from tests.engine.support import begin, drive, new_state, resolved
+from tests.engine.support import begin, resolved
 from tests.reference.retention import Rules
 
 TOKENS, CHUNK = 1500, 512
