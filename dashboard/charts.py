@@ -1,27 +1,45 @@
-"""The residency map: arrays and data frames in, a plotly figure out; nothing is read or drawn.
+"""The residency map: arrays and data frames in, a description of a drawing out; nothing is read or
+drawn.
 
-It is a heat map (an image), never an SVG node per token.
+It is drawn by ``residency_map.js``, an image and a few lines of text: Plotly's script is megabytes,
+which a session's page would wait for before it showed anything.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
-import plotly.graph_objects as go
 
 from dashboard.data import Bins
-from dashboard.figure import Trace, figure
-from dashboard.palette import CLASSES, SEQUENTIAL, Palette
+from dashboard.palette import CLASSES, Palette
 
 ColourBy = Literal["class", "share", "next use", "score"]
 COLOUR_BY: tuple[ColourBy, ...] = ("class", "share", "next use", "score")
 SHADES = 8
 """Shades of a class: how much of a bin is resident."""
-_SELECTABLE_POINTS = 200
+RAMP = 64
+"""Colours of a magnitude's scale."""
+EMPTY = 255
+"""The cell of a bin of which nothing is resident."""
 _NAMED_STEPS = 45
+_TICKS = 9
+
+Drawing = dict[str, Any]
+"""What ``residency_map.js`` draws, JSON:
+
+``height`` in CSS pixels; ``layers``; ``edges``: logical positions [N + 1]; ``cells``: base64 of
+uint8 [layers, N], indices into ``colours``, ``EMPTY`` where nothing is; ``counts``: base64 of
+little-endian uint32 [layers, N], resident tokens; ``kinds``: a name per ``shades`` colours, or
+nothing; ``x``, ``y`` and ``steps``: axes, each with ``title`` and ``ticks`` (place, text);
+``marks``: above the cells, each with ``at``, ``whole`` and ``text``; ``selected``: [start, end) or
+null; ``legend``: (colour, text) each; ``scale``: title and ends of a magnitude's colours, or null;
+``look``: colours of text and lines; ``zoomable``: a drag over a range asks for it.
+"""
 
 
 def residency_map(
@@ -35,7 +53,8 @@ def residency_map(
     selected: tuple[int, int] | None = None,
     legend: bool = True,
     height: int = 290,
-) -> go.Figure:
+    zoomable: bool = True,
+) -> Drawing:
     """Layers × logical positions: what each layer holds.
 
     Args:
@@ -47,164 +66,132 @@ def residency_map(
         legend: name the classes below.
     """
     layers, view = len(bins.counts), (int(bins.edges[0]), int(bins.edges[-1]))
-    traces = [_cells(bins, colour_by, step, palette), _selectable(bins)]
-    if colour_by == "class" and legend:
-        traces += _class_legend(palette)
-    shapes = []
-    if needed is not None and len(needed):
-        traces.append(_needed(needed, view, palette, legend))
-    if selected is not None:
-        box = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": selected[0]}
-        shapes.append(box | {"x1": selected[1], "line": {"color": palette.text, "width": 1}})
-    layout = {
-        "xaxis": {
-            "title": {"text": f"logical position (tokens), after step {step}", "standoff": 6},
-            "range": list(view),
-            "tickformat": ",d",
-            "showgrid": False,
-        },
-        "yaxis": {
-            "title": {"text": "layer"},
-            "range": [layers - 0.5, -0.5],
-            "showgrid": False,
-            "fixedrange": True,
-            "tickformat": "d",
-        },
-        "legend": {"orientation": "h", "y": -0.16, "x": 1, "xanchor": "right", "yanchor": "top"},
-        "shapes": shapes,
-        "dragmode": "select",
-        "selectdirection": "h",
-    }
-    if step_starts:
-        traces.append({"type": "scatter", "x": [None], "y": [None], "xaxis": "x2"} | _SILENT)
-        layout["xaxis2"] = _step_axis(step_starts, view, palette)
-    return figure(palette, height, traces, layout)
-
-
-_SILENT: Trace = {"showlegend": False, "hoverinfo": "skip"}
-
-
-def _cells(bins: Bins, colour_by: ColourBy, step: int, palette: Palette) -> Trace:
-    """The heat map itself."""
-    widths = np.diff(bins.edges)
-    share = bins.counts / np.maximum(widths, 1)
-    look = (
-        _class_cells(bins, share, palette)
-        if colour_by == "class"
-        else _magnitudes(bins, share, colour_by, step)
-    )
+    if colour_by == "class":
+        cells, colours = _class_cells(bins, palette)
+        kinds, scale = list(CLASSES), None
+    else:
+        cells, colours, scale = _magnitudes(bins, palette, colour_by, step)
+        kinds = []
     return {
-        "type": "heatmap",
-        "x": bins.edges,
-        "y": np.arange(len(bins.counts), dtype=np.int16),
-        "customdata": bins.counts.astype(np.int32),
-        "hovertemplate": f"layer %{{y}}, about position %{{x:,.0f}}: %{{customdata}} of "
-        f"{int(widths.max())} tokens resident<extra></extra>",
-        "hoverongaps": False,
-    } | look
+        "height": height,
+        "layers": layers,
+        "edges": bins.edges.tolist(),
+        "cells": _base64(cells.astype(np.uint8)),
+        "counts": _base64(bins.counts.astype("<u4")),
+        "colours": colours,
+        "kinds": kinds,
+        "shades": SHADES,
+        "x": {
+            "title": f"logical position (tokens), after step {step}",
+            "ticks": [[at, f"{at:,}"] for at in ticks(*view)],
+        },
+        "y": {"title": "layer", "ticks": [[at, str(at)] for at in ticks(0, layers - 1)]},
+        "steps": {
+            "title": "step that wrote it",
+            "ticks": [[start, str(name)] for name, start in _spaced(step_starts or {}, view)],
+        },
+        "marks": _marks(needed, view),
+        "selected": None if selected is None else list(selected),
+        "legend": [list(pair) for pair in zip(palette.classes, CLASSES, strict=True)]
+        if legend and kinds
+        else [],
+        "scale": scale,
+        "look": {
+            name: getattr(palette, name)
+            for name in ("text", "faint", "grid", "background", "good", "bad")
+        },
+        "zoomable": zoomable,
+    }
 
 
-def _class_cells(bins: Bins, share: np.ndarray, palette: Palette) -> Trace:
+def ticks(low: int, high: int) -> list[int]:
+    """At most nine whole, round numbers from ``low`` to ``high``, equally far apart."""
+    size, tenth = 1, 1
+    while high // size - -(-low // size) + 1 > _TICKS:
+        if size == 5 * tenth:
+            tenth *= 10
+            size = tenth
+        else:
+            size = 2 * tenth if size == tenth else 5 * tenth
+    return list(range(-(-low // size) * size, high + 1, size))
+
+
+def _base64(array: npt.NDArray[Any]) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def _share(bins: Bins) -> npt.NDArray[np.float64]:
+    """Resident tokens ÷ tokens of each bin."""
+    return np.clip(bins.counts / np.maximum(np.diff(bins.edges), 1), 0, 1)
+
+
+def _class_cells(bins: Bins, palette: Palette) -> tuple[npt.NDArray[Any], list[str]]:
     """Cells coloured by class and shade."""
-    shade = np.ceil(np.clip(share, 0, 1) * SHADES) - 1  # any token at all shows
-    cells = np.where(bins.classes >= 0, bins.classes * SHADES + shade, np.nan)
+    shade = np.maximum(np.ceil(_share(bins) * SHADES) - 1, 0)  # any token at all shows
+    cells = np.where(bins.classes >= 0, bins.classes * SHADES + shade, EMPTY)
     colours = [
         palette.tint(colour, 0.12 + 0.88 * ((n + 1) / SHADES) ** 0.8)
         for colour in palette.classes
         for n in range(SHADES)
     ]
-    count = len(colours)
-    return {
-        "z": cells.astype(np.float32),
-        "zmin": -0.5,
-        "zmax": count - 0.5,
-        # equal steps without blending
-        "colorscale": [[at / count, c] for i, c in enumerate(colours) for at in (i, i + 1)],
-        "showscale": False,
-    }
+    return cells, colours
 
 
-def _magnitudes(bins: Bins, share: np.ndarray, colour_by: ColourBy, step: int) -> Trace:
+def _magnitudes(
+    bins: Bins, palette: Palette, colour_by: ColourBy, step: int
+) -> tuple[npt.NDArray[Any], list[str], Drawing]:
     """Cells coloured by a number, with its scale."""
-    scale = [[i / (len(SEQUENTIAL) - 1), colour] for i, colour in enumerate(SEQUENTIAL)]
-    limits: Trace = {}
+    colours = palette.ramp(RAMP)
+    shown = bins.counts > 0
     if colour_by == "share":
-        values, title, limits = share, "resident<br>share", {"zmin": 0, "zmax": 1}
-    elif colour_by == "next use":  # bright: soon
-        values, title = bins.next_use - step, "steps until<br>read"
-        limits = {"reversescale": True, "zmin": 0}
+        values, title = _share(bins), "resident share"
+    elif colour_by == "next use":
+        values, title = bins.next_use - step, "steps until it is read"
+        colours.reverse()  # bright: soon
     else:
-        values, title = np.log10(np.maximum(bins.score, 1e-6)), "score<br>(log₁₀)"
-    return {
-        "z": np.where(bins.counts == 0, np.nan, values).astype(np.float32),
-        "colorscale": scale,
-        "colorbar": {"title": {"text": title, "font": {"size": 12}}, "thickness": 10},
-        **limits,
-    }
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values, title = np.log10(np.maximum(bins.score, 1e-6)), "score (log₁₀)"
+    shown = shown & np.isfinite(values)
+    low, high = (0.0, 1.0) if colour_by == "share" else _limits(values[shown], colour_by)
+    place = np.clip((np.where(shown, values, low) - low) / ((high - low) or 1.0), 0, 1)
+    cells = np.where(shown, np.minimum(place * RAMP, RAMP - 1).astype(int), EMPTY)
+    ends = (low, high) if shown.any() else ("–", "–")
+    return cells, colours, {"title": title, "ends": [_short(end) for end in ends]}
 
 
-def _selectable(bins: Bins) -> Trace:
-    """Unseen points that a drag over a range selects: heat maps tell of none."""
-    every = max(1, len(bins.edges) // _SELECTABLE_POINTS)
-    centres = ((bins.edges[:-1] + bins.edges[1:]) / 2)[::every]
-    y = np.full(len(centres), len(bins.counts) / 2)
-    points = {"x": centres, "y": y, "mode": "markers", "opacity": 0}
-    return {"type": "scatter"} | points | _SILENT
+def _limits(values: npt.NDArray[np.float64], colour_by: ColourBy) -> tuple[float, float]:
+    if not len(values):
+        return 0.0, 1.0
+    return (0.0 if colour_by == "next use" else float(values.min())), float(values.max())
 
 
-def _class_legend(palette: Palette) -> list[Trace]:
-    square = {"symbol": "square", "size": 10}
-    return [
-        {"type": "scatter", "x": [None], "y": [None], "mode": "markers", "name": name}
-        | {"marker": square | {"color": colour}, "hoverinfo": "skip"}
-        for name, colour in zip(CLASSES, palette.classes, strict=True)
-    ]
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
-def _step_axis(
-    starts: Mapping[int, int], view: tuple[int, int], palette: Palette
-) -> dict[str, Any]:
-    """Steps along the top, at their first position; one too close to the last named is left out."""
+def _spaced(starts: Mapping[int, int], view: tuple[int, int]) -> list[tuple[int, int]]:
+    """Steps in view and their first positions; one too close to the last named is left out."""
     low, high = view
     room, last, shown = (high - low) / _NAMED_STEPS, -float("inf"), []
     for step, start in sorted(starts.items()):
         if low <= start < high and start - last >= room:
             shown.append((step, start))
             last = start
-    return {
-        "overlaying": "x",
-        "side": "top",
-        "matches": "x",
-        "tickvals": [start for _, start in shown],
-        "ticktext": [str(step) for step, _ in shown],
-        "title": {"text": "step that wrote it", "standoff": 4},
-        "showgrid": True,
-        "ticks": "outside",
-        "ticklen": 3,
-        "tickfont": {"size": 11, "color": palette.faint},
-    }
+    return shown
 
 
-def _needed(needed: pd.DataFrame, view: tuple[int, int], palette: Palette, legend: bool) -> Trace:
-    """A triangle above each needed message that is in view; a cross where some of it is gone."""
-    whole = (needed["least"] >= needed["tokens"]).to_numpy()
-    centre = ((needed["start"] + needed["end"]) / 2).to_numpy()
-    seen = (centre >= view[0]) & (centre < view[1])
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": centre[seen],
-        "y": np.full(seen.sum(), -0.5),
-        "name": "needed now",
-        "showlegend": legend,
-        "cliponaxis": False,
-        "marker": {
-            "symbol": np.where(whole, "triangle-down", "x")[seen],
-            "size": 11,
-            "color": np.where(whole, palette.good, palette.bad)[seen],
-            "line": {"width": 1, "color": palette.background},
-        },
-        "customdata": needed[["message", "least", "tokens"]].to_numpy()[seen],
-        "hovertemplate": "message %{customdata[0]}, needed now: %{customdata[1]} of "
-        "%{customdata[2]} tokens resident<extra></extra>",
-    }
+def _marks(needed: pd.DataFrame | None, view: tuple[int, int]) -> list[Drawing]:
+    """One above each needed message that is in view; another sign where some of it is gone."""
+    if needed is None or needed.empty:
+        return []
+    centres = (needed["start"] + needed["end"]) / 2
+    return [
+        {
+            "at": float(centre),
+            "whole": bool(row["least"] >= row["tokens"]),
+            "text": f"message {row['message']}, needed now: {row['least']:,} of "
+            f"{row['tokens']:,} tokens resident",
+        }
+        for centre, row in zip(centres, needed.to_dict("records"), strict=True)
+        if view[0] <= centre < view[1]
+    ]

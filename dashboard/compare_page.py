@@ -9,6 +9,7 @@ from dashboard import charts, data, markup, step_charts
 from dashboard.controls import choose_session, choose_step, csv, head, load
 from dashboard.figure import CONFIG
 from dashboard.palette import Palette
+from dashboard.residency_map import residency_map
 from dashboard.server import Server
 from dashboard.sessions_page import EMPTY
 from dashboard.view import View, finding
@@ -78,7 +79,7 @@ def _side(view: View, side: str) -> None:
     finding(view, short=True)
     st.html(markup.gauges(view.gauges(short=True)))
     st.html(markup.budget_bar(view.by_class(), view.budget))
-    figure = charts.residency_map(
+    drawing = charts.residency_map(
         view.bins(BINS),
         view.palette,
         step=view.step,
@@ -86,8 +87,9 @@ def _side(view: View, side: str) -> None:
         needed=view.needed,
         legend=False,
         height=250,
+        zoomable=False,
     )
-    st.plotly_chart(figure, key=f"map-{side}", config=CONFIG, theme=None)
+    residency_map(drawing, f"map-{side}")
 
 
 def _lines(views: list[View]) -> None:

@@ -1,5 +1,5 @@
-"""The tabs below: messages over time, tokens, plan, renumbers, turns. Only the open one is read
-and drawn."""
+"""The tabs below: tokens, messages over time, plan, renumbers, turns. Only the open one is read and
+drawn; the first is not a chart, whose script would hold the opening of the page up."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HELD_BY = {"any layer": 0.0, "half of the layers": 0.5, "every layer": 1.0}
 def details(view: View) -> None:
     """Draw the open tab."""
     tabs: dict[str, Callable[[View], None]] = {
-        "Over time": _over_time,
         "Tokens": _tokens,
+        "Over time": _over_time,
         "Plan": _plan,
         "Renumbers": _renumbers,
         "Turns": _turns,

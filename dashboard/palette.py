@@ -51,6 +51,16 @@ class Palette:
         """``colour`` over the background with opacity ``share`` (0 … 1)."""
         return _mix(self.background, colour, share)
 
+    def ramp(self, count: int) -> list[str]:
+        """``count`` colours along ``SEQUENTIAL``, low to high."""
+        last = len(SEQUENTIAL) - 1
+        places = [last * at / max(count - 1, 1) for at in range(count)]
+        lower = [min(int(place), last - 1) for place in places]
+        return [
+            _mix(SEQUENTIAL[at], SEQUENTIAL[at + 1], place - at)
+            for at, place in zip(lower, places, strict=True)
+        ]
+
 
 LIGHT = Palette(
     dark=False,

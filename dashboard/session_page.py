@@ -10,9 +10,9 @@ import streamlit as st
 from dashboard import charts, data, markup
 from dashboard.controls import PARAMETERS, choose_session, choose_step, csv, go_live, head, load
 from dashboard.details import details
-from dashboard.figure import CONFIG
 from dashboard.message_list import explanation, message_list
 from dashboard.palette import Palette
+from dashboard.residency_map import residency_map
 from dashboard.server import ReadFailed, Server
 from dashboard.sessions_page import EMPTY, LIVE_S
 from dashboard.view import View, finding
@@ -73,7 +73,7 @@ def _residency(view: View) -> None:
             label_visibility="collapsed",
         )
         csv("residency.csv", lambda: view.bins(BINS).frame())
-    figure = charts.residency_map(
+    drawing = charts.residency_map(
         view.bins(BINS),
         view.palette,
         step=view.step,
@@ -82,23 +82,11 @@ def _residency(view: View) -> None:
         needed=view.needed,
         selected=view.selected_span(),
     )
-    # a new key after each zoom: the selection that asked for it is over
-    widget = f"map-{st.query_params.get('range', '')}"
 
-    def dragged() -> None:
-        boxes = st.session_state[widget]["selection"]["box"]
-        if boxes:
-            start, end = (max(0, round(x)) for x in sorted(boxes[0]["x"]))
-            st.query_params["range"] = f"{start}-{max(end, start + 1)}"
+    def dragged(start: int, end: int) -> None:
+        st.query_params["range"] = f"{start}-{end}"
 
-    st.plotly_chart(
-        figure,
-        key=widget,
-        config=CONFIG,
-        theme=None,
-        on_select=dragged,
-        selection_mode="box",
-    )
+    residency_map(drawing, "map", dragged)
 
 
 @st.fragment(run_every=LIVE_S)

@@ -11,9 +11,12 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from dashboard.palette import LIGHT
+from dashboard.session_page import BINS
 from tests.dashboard.conftest import LAST, RULE, Story
 from tests.support.chromium import chromium_or_skip, launched
 from tests.support.server import free_port
@@ -121,17 +124,70 @@ def test_the_slider_moves_all_views(page: Page, dashboard: str, story: Story) ->
 def test_a_drag_zooms(page: Page, dashboard: str) -> None:
     page.goto(f"{dashboard}/session?session=rule-pace")
     drawn(page, LAST)
-    box = page.locator(".nsewdrag").first.bounding_box()
+    box = page.locator(".pace-map svg").bounding_box()
     assert box is not None
     y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 5, y)
+    page.mouse.move(box["x"] + 80, y)
     page.mouse.down()
-    page.mouse.move(box["x"] + 100, y, steps=4)
-    page.mouse.move(box["x"] + 200, y, steps=4)
+    page.mouse.move(box["x"] + 150, y, steps=4)
+    page.mouse.move(box["x"] + 250, y, steps=4)
     page.mouse.up()
     page.wait_for_url(re.compile(r"range=\d+-\d+"))
     expect(page.get_by_role("button", name="Show all")).to_be_visible()
     nothing_is_wrong(page)
+
+
+def test_a_drag_outlives_a_new_turn(page: Page, dashboard: str, story: Story) -> None:
+    story.begin("dragged", "pace")
+    page.goto(f"{dashboard}/session?session=dragged")
+    drawn(page, 1)
+    box = page.locator(".pace-map svg").bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 80, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 250, y, steps=4)
+    story.say("dragged", "And now?")
+    expect(page.locator(".pace-live")).to_contain_text("step 2 of 2")
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"range=\d+-\d+"))
+    drawn(page, 2)
+    httpx.delete(f"{story.url}/v1/sessions/dragged").raise_for_status()
+
+
+def test_the_map_shows_what_the_api_tells(page: Page, dashboard: str, story: Story) -> None:
+    """A cell is painted where tokens are, in its class's colour where all are; the pointer reads
+    the number."""
+    page.goto(f"{dashboard}/session?session=rule-h2o")
+    drawn(page, LAST)
+    at = story.get("/sessions/rule-h2o/residency", bins=1, step=LAST)["at"]
+    told = story.get("/sessions/rule-h2o/residency", bins=min(BINS, at), step=LAST, end=at)["bins"]
+    counts, classes = np.array(told["counts"]), np.array(told["class"])
+    colours = page.locator(".pace-map canvas").evaluate(
+        """(canvas, [layers, bins]) => {
+            const pen = canvas.getContext("2d");
+            return Array.from({ length: layers * bins }, (_, cell) => {
+                const x = Math.floor((canvas.width * ((cell % bins) + 0.5)) / bins);
+                const y = Math.floor((canvas.height * (Math.floor(cell / bins) + 0.5)) / layers);
+                const [r, g, b, a] = pen.getImageData(x, y, 1, 1).data;
+                const hex = [r, g, b].map((one) => one.toString(16).padStart(2, "0"));
+                return a ? "#" + hex.join("") : "";
+            });
+        }""",
+        list(counts.shape),
+    )
+    painted = np.array(colours).reshape(counts.shape)
+    assert ((painted != "") == (counts > 0)).all() and 0 < (counts > 0).sum() < counts.size
+    full = counts == np.diff(told["edges"])
+    assert {0, 1} <= {*classes[full]}
+    assert (painted[full] == np.array(LIGHT.classes)[classes[full]]).all()
+
+    box = page.locator(".pace-map canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 1, box["y"] + 3)
+    expect(page.locator(".pace-map-tip")).to_contain_text(re.compile("^layer 0, 0.*mostly sink$"))
+    page.mouse.move(box["x"] + 3, box["y"] - 200)
+    expect(page.locator(".pace-map-tip")).to_be_hidden()
 
 
 def test_token_text_is_text(page: Page, dashboard: str) -> None:

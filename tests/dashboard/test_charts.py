@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 
 from dashboard import charts, plan_charts, step_charts
 from dashboard.data import Bins
-from dashboard.palette import CLASSES, DARK, LIGHT, Palette
+from dashboard.palette import CLASSES, DARK, LIGHT, SEQUENTIAL, Palette
 
 # Two layers, three bins of ten tokens: layer 0 holds all ten sinks, nothing, five protected ones.
 BINS = Bins(
@@ -46,61 +50,118 @@ def named(figure: Any, name: str) -> Any:
     return trace
 
 
+def cells(drawing: charts.Drawing) -> npt.NDArray[np.uint8]:
+    """Indices into the colours, a line per layer."""
+    found = np.frombuffer(base64.b64decode(drawing["cells"]), np.uint8)
+    return found.reshape(drawing["layers"], len(drawing["edges"]) - 1)
+
+
 def test_a_cell_has_the_shade_of_its_class_and_share() -> None:
-    heat = charts.residency_map(BINS, LIGHT, step=3).data[0]
-    cells = np.asarray(heat.z)
-    # all of the bin: the last shade of class 0; half: the fourth of eight of class 2
-    assert cells[0, 0] == charts.SHADES - 1
-    assert np.isnan(cells[0, 1]) and np.isnan(cells[1, 2])
-    assert cells[0, 2] == 2 * charts.SHADES + 3
-    assert cells[1, 1] == 3 * charts.SHADES  # a single token still shows
-    # Plotly puts z between zmin and zmax: the colour of that place is the full class colour
-    place = (cells[0, 0] - heat.zmin) / (heat.zmax - heat.zmin)
-    colour = [colour for at, colour in heat.colorscale if at <= place][-1]
-    assert colour == LIGHT.classes[0]
+    drawing = charts.residency_map(BINS, LIGHT, step=3)
+    found, colours = cells(drawing), drawing["colours"]
+    # all of the bin: the full colour of class 0
+    assert colours[found[0, 0]] == colours[found[1, 0]] == LIGHT.classes[0]
+    assert found[0, 1] == found[1, 2] == charts.EMPTY >= len(colours)
+    # half of it: the fourth of eight shades of class 2; a single token still shows
+    assert found[0, 2] == 2 * charts.SHADES + 3
+    assert found[1, 1] == 3 * charts.SHADES
+    assert colours[found[1, 1]] not in (LIGHT.background, LIGHT.classes[3])
+    assert drawing["kinds"] == list(CLASSES) and drawing["scale"] is None
+    assert drawing["legend"] == [[c, n] for c, n in zip(LIGHT.classes, CLASSES, strict=True)]
+
+
+def test_the_map_tells_how_many_tokens_a_cell_holds() -> None:
+    many = replace(BINS, counts=BINS.counts * 100_000)
+    drawing = charts.residency_map(many, LIGHT, step=3)
+    found = np.frombuffer(base64.b64decode(drawing["counts"]), "<u4").reshape(2, 3)
+    assert found.tolist() == [[1_000_000, 0, 500_000], [1_000_000, 100_000, 0]]
+    assert drawing["edges"] == [0, 10, 20, 30] and drawing["layers"] == 2
 
 
 @pytest.mark.parametrize(
-    ("colour_by", "value"), [("share", 0.5), ("next use", 12 - 3), ("score", -1.0)]
+    ("colour_by", "ends", "places"),
+    [
+        ("share", ["0", "1"], {(0, 0): 1.0, (0, 2): 0.5, (1, 0): 1.0, (1, 1): 0.1}),
+        # the only number there is; bright, so first, is what is read soon
+        ("next use", ["0", "9"], {(0, 2): 1.0}),
+        ("score", ["-1", "2"], {(0, 0): 1 / 3, (0, 2): 0.0, (1, 0): 2 / 3, (1, 1): 1.0}),
+    ],
 )
-def test_a_cell_has_its_number(colour_by: charts.ColourBy, value: float) -> None:
-    cells = np.asarray(charts.residency_map(BINS, LIGHT, step=3, colour_by=colour_by).data[0].z)
-    assert cells[0, 2] == pytest.approx(value)
-    assert np.isnan(cells[0, 1])
+def test_a_cell_has_the_colour_of_its_number(
+    colour_by: charts.ColourBy, ends: list[str], places: dict[tuple[int, int], float]
+) -> None:
+    drawing = charts.residency_map(BINS, LIGHT, step=3, colour_by=colour_by)
+    assert drawing["scale"]["ends"] == ends and not drawing["legend"]
+    found = cells(drawing)
+    assert {(int(a), int(b)) for a, b in np.argwhere(found != charts.EMPTY)} == set(places)
+    for at, place in places.items():
+        assert found[at] == pytest.approx(place * charts.RAMP, abs=1), at
+    bright = -1 if colour_by != "next use" else 0
+    assert drawing["colours"][bright] == SEQUENTIAL[-1]
 
 
-def test_axes_have_titles_with_units_and_layer_0_is_on_top() -> None:
-    layout = charts.residency_map(BINS, LIGHT, step=3, step_starts={1: 0, 2: 9}).layout
-    assert layout.xaxis.title.text == "logical position (tokens), after step 3"
-    assert layout.yaxis.range == (1.5, -0.5)
-    assert layout.xaxis2.ticktext == ("1", "2") and layout.xaxis2.tickvals == (0, 9)
+def test_numbers_that_are_all_equal_or_absent_have_a_scale_too() -> None:
+    same = replace(BINS, score=np.where(BINS.counts > 0, 1.0, np.nan))
+    assert (
+        charts.residency_map(same, LIGHT, step=3, colour_by="score")["scale"]["ends"] == ["0"] * 2
+    )
+    none = replace(BINS, next_use=np.full((2, 3), np.nan))
+    drawing = charts.residency_map(none, LIGHT, step=3, colour_by="next use")
+    assert (cells(drawing) == charts.EMPTY).all() and drawing["scale"]["ends"] == ["–", "–"]
+
+
+def test_axes_have_titles_with_units() -> None:
+    drawing = charts.residency_map(BINS, LIGHT, step=3, step_starts={1: 0, 2: 9})
+    assert drawing["x"]["title"] == "logical position (tokens), after step 3"
+    assert drawing["y"] == {"title": "layer", "ticks": [[0, "0"], [1, "1"]]}
+    assert drawing["steps"]["ticks"] == [[0, "1"], [9, "2"]]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 0, [0]),
+        (0, 8, [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        (0, 9, [0, 2, 4, 6, 8]),
+        (0, 35, [0, 5, 10, 15, 20, 25, 30, 35]),
+        (525, 9278, [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000]),
+        (0, 199_917, [0, 50_000, 100_000, 150_000]),
+        (41, 44, [41, 42, 43, 44]),
+    ],
+)
+def test_ticks_are_round_and_few(low: int, high: int, expected: list[int]) -> None:
+    assert charts.ticks(low, high) == expected
 
 
 def test_steps_too_close_to_be_named_are_left_out() -> None:
     starts = {step: 2 * step for step in range(1, 400)}
     wide = Bins(np.array([0, 900]), *(np.zeros((1, 1)) for _ in range(4)), "exact", 900)
-    ticks = charts.residency_map(wide, LIGHT, step=3, step_starts=starts).layout.xaxis2.tickvals
-    assert min(np.diff(ticks)) >= 900 / 45
+    found = charts.residency_map(wide, LIGHT, step=3, step_starts=starts)["steps"]["ticks"]
+    assert min(np.diff([at for at, _ in found])) >= 900 / 45
 
 
-def test_what_is_needed_and_gone_is_marked_by_shape_and_colour() -> None:
-    figure = charts.residency_map(BINS, LIGHT, step=3, needed=MESSAGES.iloc[1:3], selected=(9, 20))
-    marks = named(figure, "needed now")
-    assert list(marks.marker.symbol) == ["triangle-down", "x"]
-    assert list(marks.marker.color) == [LIGHT.good, LIGHT.bad]
-    assert list(marks.x) == [7.0, 14.5]
-    (box,) = figure.layout.shapes
-    assert (box.x0, box.x1) == (9, 20)
+def test_what_is_needed_and_gone_is_marked() -> None:
+    drawing = charts.residency_map(BINS, LIGHT, step=3, needed=MESSAGES.iloc[1:3], selected=(9, 20))
+    assert [(mark["at"], mark["whole"]) for mark in drawing["marks"]] == [
+        (7.0, True),
+        (14.5, False),
+    ]
+    assert drawing["marks"][1]["text"] == "message 2, needed now: 3 of 11 tokens resident"
+    assert drawing["selected"] == [9, 20]
+    assert charts.residency_map(BINS, LIGHT, step=3)["marks"] == []
 
 
 def test_what_is_out_of_view_is_not_marked() -> None:
     some = MESSAGES.iloc[1:3].assign(start=[5, 40], end=[9, 60])
-    assert len(named(charts.residency_map(BINS, LIGHT, step=3, needed=some), "needed now").x) == 1
+    assert len(charts.residency_map(BINS, LIGHT, step=3, needed=some)["marks"]) == 1
 
 
-def test_every_part_of_the_map_can_be_selected() -> None:
-    points = charts.residency_map(BINS, LIGHT, step=3).data[1]
-    assert list(points.x) == [5, 15, 25] and points.opacity == 0
+def test_a_drawing_is_json() -> None:
+    for colour_by in charts.COLOUR_BY:
+        drawing = charts.residency_map(
+            BINS, DARK, step=3, colour_by=colour_by, needed=MESSAGES, step_starts={1: 0}
+        )
+        assert json.loads(json.dumps(drawing, allow_nan=False)) == drawing
 
 
 def test_steps_show_rho_gap_renumbers_and_the_limit() -> None:
