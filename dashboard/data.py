@@ -191,8 +191,7 @@ def resident_tokens(
 @st.cache_data(max_entries=64, show_spinner=False)
 def events(key: Key, kinds: str) -> list[Json]:
     """The ledger's events of ``kinds`` (a comma list), oldest first."""
-    wanted = kinds.split(",")
-    return [event for event in _pages(key, "/events", kind=kinds) if event["kind"] in wanted]
+    return list(_pages(key, "/events", kind=kinds))
 
 
 def ledger(key: Key) -> Iterator[Json]:

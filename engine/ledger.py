@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import dropwhile
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from engine import paging
 from engine.types import LedgerEvent
 
+KINDS = ("eviction", "renumber", "residency", "turn")
+"""What an event tells of."""
 Note = tuple[str, int, Mapping[str, Any]]
 """Kind, step and data of an event."""
 
@@ -53,9 +55,10 @@ class Ledger:
         for kind, step, data in notes:
             self.add(kind, step, data)
 
-    def since(self, seq: int) -> list[LedgerEvent]:
-        """Events after ``seq``, oldest first."""
-        return list(dropwhile(lambda event: event.seq <= seq, self._events))
+    def since(self, seq: int, kinds: Collection[str] = KINDS) -> list[LedgerEvent]:
+        """Events of ``kinds`` after ``seq``, oldest first."""
+        later = dropwhile(lambda event: event.seq <= seq, self._events)
+        return [event for event in later if event.kind in kinds]
 
 
 def page(events: Iterable[LedgerEvent], limit: int | None = None) -> list[LedgerEvent]:

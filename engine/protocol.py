@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
+from engine.ledger import KINDS
 from engine.types import (
     LedgerEvent,
     Match,
@@ -86,10 +87,15 @@ class Engine(Protocol):
         ...
 
     def events(
-        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+        self,
+        namespace: str,
+        session_id: str,
+        since: int = 0,
+        limit: int | None = None,
+        kinds: Collection[str] = KINDS,
     ) -> list[LedgerEvent]:
-        """The first ``limit`` (None: any number) ledger entries with ``seq`` > ``since``, oldest
-        first, as many as fit 1 MB of JSON. Raises SessionNotFound."""
+        """The first ``limit`` (None: any number) ledger entries of ``kinds`` with ``seq`` >
+        ``since``, oldest first, as many as fit 1 MB of JSON. Raises SessionNotFound."""
         ...
 
     def residency(

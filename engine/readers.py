@@ -4,7 +4,7 @@ of the committed state; they format it, in pages below 1 MB, after they let it g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,11 +59,16 @@ class SessionReaders:
             return describe(session, self.store.pool) | checked
 
     def events(
-        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+        self,
+        namespace: str,
+        session_id: str,
+        since: int = 0,
+        limit: int | None = None,
+        kinds: Collection[str] = ledger.KINDS,
     ) -> list[LedgerEvent]:
         """See ``Engine.events``."""
         with self.store.lock:
-            found = self.store.table.get(namespace, session_id).ledger.since(since)
+            found = self.store.table.get(namespace, session_id).ledger.since(since, kinds)
         return ledger.page(found, limit)
 
     def steps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -51,7 +51,12 @@ class EngineClient(Protocol):
     async def session(self, namespace: str, session_id: str, check: bool) -> dict[str, Any]: ...
 
     async def events(
-        self, namespace: str, session_id: str, since: int, limit: int | None
+        self,
+        namespace: str,
+        session_id: str,
+        since: int,
+        limit: int | None,
+        kinds: Collection[str],
     ) -> list[LedgerEvent]: ...
 
     async def residency(
@@ -156,10 +161,17 @@ class HandleClient:
         return found
 
     async def events(
-        self, namespace: str, session_id: str, since: int, limit: int | None
+        self,
+        namespace: str,
+        session_id: str,
+        since: int,
+        limit: int | None,
+        kinds: Collection[str],
     ) -> list[LedgerEvent]:
         """``Engine.events``."""
-        found: list[LedgerEvent] = await self._call("events", namespace, session_id, since, limit)
+        found: list[LedgerEvent] = await self._call(
+            "events", namespace, session_id, since, limit, kinds
+        )
         return found
 
     async def residency(

@@ -12,6 +12,7 @@ from serve.openapi_parameters import (
     END,
     EVENTS_SINCE,
     HEADERS,
+    KIND,
     LAYERS,
     LIMIT,
     MODEL,
@@ -124,7 +125,11 @@ def _paths() -> dict[str, Any]:
         },
         f"{session}/events": {
             "get": _operation(
-                "listEvents", "Its ledger.", _json("EventList"), known, [*one, EVENTS_SINCE, LIMIT]
+                "listEvents",
+                "Its ledger.",
+                _json("EventList"),
+                known,
+                [*one, EVENTS_SINCE, LIMIT, KIND],
             )
         },
         f"{session}/residency": {

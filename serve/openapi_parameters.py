@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.ledger import KINDS
 from serve.openapi_answers import SESSION_ID, Schema
 from serve.requests import LAYERS as LAYERS_PATTERN
 from serve.requests import MOST_BINS
@@ -49,6 +50,12 @@ NAMESPACE = _query(
     "namespace", "Whose session is meant. Another's name needs an admin's key.", type="string"
 )
 EVENTS_SINCE = _number("since", "Only events after this one.", default=0)
+KIND = _query(
+    "kind",
+    "Only events of these kinds, with commas between; without it all.",
+    type="string",
+    pattern=f"^({'|'.join(KINDS)})(,({'|'.join(KINDS)}))*$",
+)
 TURNS_SINCE = _number("since", "Only turns after this one.", default=0)
 LIMIT = _number(
     "limit",

@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 from starlette.requests import ClientDisconnect, Request
 
 from engine.errors import InvalidRequest
+from engine.ledger import KINDS
 from engine.types import Window
 from serve.calls import EngineInfo
 from serve.wire.errors import BodyTooLarge, ModelNotFound
@@ -84,6 +85,25 @@ def number_of(request: Request, name: str, least: int = 0, most: int | None = No
             f"Invalid value for '{name}': it must be a whole number from {least}{to}.", param=name
         )
     return int(text)
+
+
+def kinds_of(request: Request) -> tuple[str, ...]:
+    """The query's ``kind``: names of ledger entries with commas between; all when it is not given.
+
+    Raises:
+        InvalidRequest: it names another.
+    """
+    text = request.query_params.get("kind")
+    if text is None:
+        return KINDS
+    kinds = tuple(text.split(","))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InvalidRequest(
+                f"Invalid value for 'kind': there is no {kind[:50]!r}, only {', '.join(KINDS)}.",
+                param="kind",
+            )
+    return kinds
 
 
 def window_of(request: Request) -> Window:

@@ -16,6 +16,7 @@ from serve.requests import (
     aside,
     check_model,
     flag_of,
+    kinds_of,
     layers_of,
     number_of,
     path_session_id,
@@ -54,12 +55,13 @@ class SessionRoutes:
         return JSONResponse({"id": session_id, "object": "session.deleted", "deleted": True})
 
     async def events(self, request: Request) -> Response:
-        """``GET /v1/sessions/{id}/events?since=&limit=``: ledger entries after ``since``, at most
-        ``limit`` and as many as fit 1 MB."""
+        """``GET /v1/sessions/{id}/events?since=&limit=&kind=``: ledger entries after ``since``,
+        of all kinds or of those named, at most ``limit`` and as many as fit 1 MB."""
         session_id = path_session_id(request)
         since, limit = number_of(request, "since") or 0, number_of(request, "limit", least=1)
+        kinds = kinds_of(request)
         namespace = await self._namespace(request, session_id)
-        found = await self._client.events(namespace, session_id, since, limit)
+        found = await self._client.events(namespace, session_id, since, limit, kinds)
         return JSONResponse(
             {
                 "object": "list",

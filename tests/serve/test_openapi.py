@@ -134,6 +134,7 @@ def test_what_a_real_server_answers(raw: httpx.Client, document: dict[str, Any])
     ask(404, "POST", f"{session}/score", "/v1/sessions/none/score", **new, continuations=["a"])
     ask(200, "GET", f"{session}/events", f"{url}/events?since=0")
     ask(200, "GET", f"{session}/events", f"{url}/events?since=1&limit=2")
+    ask(200, "GET", f"{session}/events", f"{url}/events?kind=turn,eviction&limit=1")
     ask(400, "GET", f"{session}/events", f"{url}/events?since=x")
     views = {
         "residency": ("layers=1-2&start=3", "bins=7&layers=0", "step=987654"),

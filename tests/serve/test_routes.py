@@ -312,6 +312,14 @@ def test_events(http: TestClient) -> None:
     assert ([event["seq"] for event in first["data"]], first["next"]) == ([1], 1)
     for bad in ("0", "-1", "x", ""):
         assert error_of(http.get(f"/v1/sessions/s/events?limit={bad}"), 400)["param"] == "limit"
+    turns = http.get("/v1/sessions/s/events?kind=eviction,turn").json()
+    assert turns == listed
+    assert http.get("/v1/sessions/s/events?kind=eviction,renumber").json()["data"] == []
+    for bad in ("x", "", "turn,", "turn, eviction", "Turn"):
+        wrong = error_of(http.get(f"/v1/sessions/s/events?kind={bad}"), 400)
+        assert (
+            wrong["param"] == "kind" and "eviction, renumber, residency, turn" in wrong["message"]
+        )
 
 
 def test_score(http: TestClient) -> None:

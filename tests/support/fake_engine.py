@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from engine.errors import (
     StepNotFound,
     TurnCancelled,
 )
+from engine.ledger import KINDS
 from engine.transcript import chain_digests
 from engine.types import (
     ChunkDone,
@@ -227,10 +228,15 @@ class FakeEngine:
         return {**found, "integrity": {"ok": False, "problems": ["x"]}} if check else found
 
     def events(
-        self, namespace: str, session_id: str, since: int = 0, limit: int | None = None
+        self,
+        namespace: str,
+        session_id: str,
+        since: int = 0,
+        limit: int | None = None,
+        kinds: Collection[str] = KINDS,
     ) -> list[LedgerEvent]:
         found = self._get(namespace, session_id).events
-        return [event for event in found if event.seq > since][:limit]
+        return [event for event in found if event.seq > since and event.kind in kinds][:limit]
 
     def residency(
         self,
