@@ -236,6 +236,10 @@ def test_a_transcript_in_bulk(rules: Rules, tiny: ModelRunner, make_engine: Make
         for step, layers in reference.evictions
     ]
     assert [(event.step, event.data) for event in of_kind(events, "eviction")] == evictions
+    for kinds in (("eviction",), ("turn", "residency"), ()):
+        asked = [event for event in events if event.kind in kinds]
+        assert engine.events("", "s", kinds=kinds) == asked
+        assert engine.events("", "s", asked[0].seq if asked else 0, 1, kinds) == asked[1:2]
     chunks = reference.chunks
     ending = [
         (step(at - 1), expected_residency(spans, at, logical, step(at - 1), plan))
