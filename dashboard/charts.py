@@ -32,13 +32,14 @@ _TICKS = 9
 Drawing = dict[str, Any]
 """What ``residency_map.js`` draws, JSON:
 
-``height`` in CSS pixels; ``layers``; ``edges``: logical positions [N + 1]; ``cells``: base64 of
-uint8 [layers, N], indices into ``colours``, ``EMPTY`` where nothing is; ``counts``: base64 of
-little-endian uint32 [layers, N], resident tokens; ``kinds``: a name per ``shades`` colours, or
-nothing; ``x``, ``y`` and ``steps``: axes, each with ``title`` and ``ticks`` (place, text);
-``marks``: above the cells, each with ``at``, ``whole`` and ``text``; ``selected``: [start, end) or
-null; ``legend``: (colour, text) each; ``scale``: title and ends of a magnitude's colours, or null;
-``look``: colours of text and lines; ``zoomable``: a drag over a range asks for it.
+``height`` in CSS pixels, without the legend; ``label``: all of it in words; ``layers``; ``edges``:
+logical positions [N + 1]; ``cells``: base64 of uint8 [layers, N], indices into ``colours``,
+``EMPTY`` where nothing is; ``counts``: base64 of little-endian uint32 [layers, N], resident tokens;
+``kinds``: a name per ``shades`` colours, or nothing; ``x``, ``y`` and ``steps``: axes, each with
+``title`` and ``ticks`` (place, text); ``marks``: above the cells, each with ``at``, ``whole`` and
+``text``; ``selected``: [start, end) or null; ``legend``: (colour, text) each; ``scale``: title and
+ends of a magnitude's colours, or null; ``note``: on the marks; ``look``: colours of text and lines;
+``zoomable``: a drag over a range asks for it.
 """
 
 
@@ -52,7 +53,7 @@ def residency_map(
     needed: pd.DataFrame | None = None,
     selected: tuple[int, int] | None = None,
     legend: bool = True,
-    height: int = 290,
+    height: int = 272,
     zoomable: bool = True,
 ) -> Drawing:
     """Layers × logical positions: what each layer holds.
@@ -63,7 +64,9 @@ def residency_map(
         step_starts: step → its first logical position; named along the top.
         needed: messages that the step reads (columns message, start, end, tokens, least).
         selected: logical positions [start, end) of the message looked at.
-        legend: name the classes below.
+        legend: explain classes and marks below.
+        height: CSS pixels, without the legend.
+        zoomable: tell of a range that is dragged over.
     """
     layers, view = len(bins.counts), (int(bins.edges[0]), int(bins.edges[-1]))
     if colour_by == "class":
@@ -72,8 +75,10 @@ def residency_map(
     else:
         cells, colours, scale = _magnitudes(bins, palette, colour_by, step)
         kinds = []
+    marks = _marks(needed, view)
     return {
         "height": height,
+        "label": _label(layers, view, step, needed),
         "layers": layers,
         "edges": bins.edges.tolist(),
         "cells": _base64(cells.astype(np.uint8)),
@@ -90,12 +95,13 @@ def residency_map(
             "title": "step that wrote it",
             "ticks": [[start, str(name)] for name, start in _spaced(step_starts or {}, view)],
         },
-        "marks": _marks(needed, view),
+        "marks": marks,
         "selected": None if selected is None else list(selected),
         "legend": [list(pair) for pair in zip(palette.classes, CLASSES, strict=True)]
         if legend and kinds
         else [],
         "scale": scale,
+        "note": "▼ ✕ needed now: whole, not whole" if legend and marks else "",
         "look": {
             name: getattr(palette, name)
             for name in ("text", "faint", "grid", "background", "good", "bad")
@@ -139,7 +145,7 @@ def _class_cells(bins: Bins, palette: Palette) -> tuple[npt.NDArray[Any], list[s
 
 def _magnitudes(
     bins: Bins, palette: Palette, colour_by: ColourBy, step: int
-) -> tuple[npt.NDArray[Any], list[str], Drawing]:
+) -> tuple[npt.NDArray[Any], list[str], dict[str, Any]]:
     """Cells coloured by a number, with its scale."""
     colours = palette.ramp(RAMP)
     shown = bins.counts > 0
@@ -155,18 +161,17 @@ def _magnitudes(
     low, high = (0.0, 1.0) if colour_by == "share" else _limits(values[shown], colour_by)
     place = np.clip((np.where(shown, values, low) - low) / ((high - low) or 1.0), 0, 1)
     cells = np.where(shown, np.minimum(place * RAMP, RAMP - 1).astype(int), EMPTY)
-    ends = (low, high) if shown.any() else ("–", "–")
-    return cells, colours, {"title": title, "ends": [_short(end) for end in ends]}
+    form = ",.0f" if colour_by == "next use" else ".3g"
+    ends = [format(end, form) if shown.any() else "–" for end in (low, high)]
+    return cells, colours, {"title": title, "ends": ends}
 
 
 def _limits(values: npt.NDArray[np.float64], colour_by: ColourBy) -> tuple[float, float]:
     if not len(values):
         return 0.0, 1.0
-    return (0.0 if colour_by == "next use" else float(values.min())), float(values.max())
-
-
-def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"
+    if colour_by == "next use":
+        return 0.0, max(0.0, float(values.max()))
+    return float(values.min()), float(values.max())
 
 
 def _spaced(starts: Mapping[int, int], view: tuple[int, int]) -> list[tuple[int, int]]:
@@ -180,7 +185,16 @@ def _spaced(starts: Mapping[int, int], view: tuple[int, int]) -> list[tuple[int,
     return shown
 
 
-def _marks(needed: pd.DataFrame | None, view: tuple[int, int]) -> list[Drawing]:
+def _label(layers: int, view: tuple[int, int], step: int, needed: pd.DataFrame | None) -> str:
+    """The map in a sentence, for who does not see it."""
+    text = f"What {layers} layers hold of tokens {view[0]:,} to {view[1]:,} after step {step}."
+    if needed is None or needed.empty:
+        return text
+    whole = int((needed["least"] >= needed["tokens"]).sum())
+    return f"{text} Of {len(needed)} messages that the step reads {whole} are whole in all layers."
+
+
+def _marks(needed: pd.DataFrame | None, view: tuple[int, int]) -> list[dict[str, Any]]:
     """One above each needed message that is in view; another sign where some of it is gone."""
     if needed is None or needed.empty:
         return []

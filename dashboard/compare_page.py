@@ -86,7 +86,7 @@ def _side(view: View, side: str) -> None:
         step_starts=view.step_starts(),
         needed=view.needed,
         legend=False,
-        height=250,
+        height=240,
         zoomable=False,
     )
     residency_map(drawing, f"map-{side}")

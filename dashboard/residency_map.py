@@ -25,7 +25,7 @@ def residency_map(
         if on_range and isinstance(found, list) and len(found) == 2:
             on_range(max(0, int(found[0])), max(1, int(found[1])))
 
-    _component()(data=drawing, key=key, height=drawing["height"], on_range_change=dragged)
+    _component()(data=drawing, key=key, on_range_change=dragged)
 
 
 @cache
@@ -37,5 +37,5 @@ def _component() -> Callable[..., object]:
         html='<div class="pace-map"></div>',
         css=here.joinpath("residency_map.css").read_text(encoding="utf-8"),
         js=here.joinpath("residency_map.js").read_text(encoding="utf-8"),
-        isolate_styles=False,
+        isolate_styles=False,  # plain selectors reach it; its names are prefixed
     )

@@ -61,6 +61,14 @@ def show(server: Server, palette: Palette) -> None:
 def _residency(view: View) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         head("What each layer holds", "drag over a range to zoom in")
+        span = view.selected_span()
+        if (
+            span
+            and span != view.range
+            and st.button(f"Zoom to message {view.selected}", key="zoom-in", type="tertiary")
+        ):
+            st.query_params["range"] = f"{span[0]}-{span[1]}"
+            st.rerun()
         if view.range and st.button("Show all", key="zoom-out", type="tertiary"):
             st.query_params.pop("range")
             st.rerun()
@@ -80,7 +88,7 @@ def _residency(view: View) -> None:
         colour_by=colour,
         step_starts=view.step_starts(),
         needed=view.needed,
-        selected=view.selected_span(),
+        selected=span,
     )
 
     def dragged(start: int, end: int) -> None:

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import dropwhile
-from typing import Any
+from typing import Any, get_args
 
 from engine import paging
-from engine.types import LedgerEvent
+from engine.types import EventKind, LedgerEvent
 
-KINDS = ("eviction", "renumber", "residency", "turn")
+KINDS: tuple[EventKind, ...] = get_args(EventKind)
 """What an event tells of."""
-Note = tuple[str, int, Mapping[str, Any]]
+Note = tuple[EventKind, int, Mapping[str, Any]]
 """Kind, step and data of an event."""
 
 
@@ -30,7 +30,7 @@ class Notes:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def add(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
+    def add(self, kind: EventKind, step: int, data: Mapping[str, Any]) -> None:
         """Note one event."""
         self.dropped += len(self._notes) == self._notes.maxlen
         self._notes.append((kind, step, data))
@@ -44,7 +44,7 @@ class Ledger:
         self._events: deque[LedgerEvent] = deque(maxlen=limit)
         self._next = 1
 
-    def add(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
+    def add(self, kind: EventKind, step: int, data: Mapping[str, Any]) -> None:
         """Record one event."""
         self._events.append(LedgerEvent(self._next, kind, step, data))
         self._next += 1

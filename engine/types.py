@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 Base = Literal["current", "previous", "new"]
+EventKind = Literal["eviction", "renumber", "residency", "turn"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 CLASSES = ("sink", "recent", "protected", "other")
 """Classes of resident tokens; a token is of the first that fits."""
@@ -263,7 +264,7 @@ class LedgerEvent:
     """One entry of a session's ledger; ``seq`` rises by one per session."""
 
     seq: int
-    kind: str
+    kind: EventKind
     step: int
     data: Mapping[str, Any]
 

@@ -78,6 +78,7 @@ def test_the_wheel_carries_the_packages_the_configs_and_the_licence(wheel: Path)
     }
     ours = (CHECKOUT / "configs").rglob("*")
     assert shipped == {str(p.relative_to(CHECKOUT / "configs")) for p in ours if p.is_file()}
+    assert {"dashboard/residency_map.js", "dashboard/residency_map.css"} <= {*names}
     assert any(n.endswith("/LICENSE") for n in names)
     assert "Private :: Do Not Upload" in metadata
 

@@ -56,7 +56,7 @@ def running(command: Sequence[str], until: str, seconds: float) -> Iterator[str]
 def wait_drawn(page: Page, step: int) -> None:
     """Until the map of ``step`` and the list are drawn, seen at the next frame."""
     page.wait_for_function(
-        """([text, grid]) => [...document.querySelectorAll('.xtitle')].some(
+        """([text, grid]) => [...document.querySelectorAll('.pace-map-title')].some(
             title => title.textContent.endsWith(text)) && document.querySelector(grid)""",
         arg=[f"after step {step}", _GRID],
         polling="raf",

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +19,19 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Page, Route
 
+from tests.dashboard.browser import SLOW_MS
+from tests.support.chromium import chromium_or_skip, launched
 from tests.support.local_server import LocalServer, local_server
+from tests.support.server import free_port
 
 RULE = "Never push to main. <b>x</b> **y** $z^2$ \x1b[0m 😀 שלום"
 SYSTEM = "You keep rules."
 FILLERS = 5
 LAST = FILLERS + 2
 """The step that reads the rule of step 1."""
+_PACE = "import sys; from serve.cli import main; sys.exit(main(sys.argv[1:]))"
 PLAN = {str(LAST): [1], str(LAST - 1): [1]}
 
 
@@ -124,3 +135,48 @@ def answering(status: int, body: dict[str, Any] | None) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.fixture(scope="module")
+def dashboard(story: Story) -> Iterator[str]:
+    """Its address. In the end Ctrl-C stops it, and nothing of it is left."""
+    port = free_port()
+    command = [sys.executable, "-c", _PACE, "dashboard", "--url", story.url, "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            assert process.stdout is not None
+            assert url in process.stdout.readline()
+            end = time.monotonic() + 60
+            while not _answers(url):
+                assert process.poll() is None and time.monotonic() < end, "it did not start"
+                time.sleep(0.1)
+            yield url
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(20) == 0
+    assert not _answers(url)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/_stcore/health", timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def page(dashboard: str) -> Iterator[Page]:
+    """A browser's page that reaches nothing beyond this machine, and may not try to."""
+    asked: list[str] = []
+
+    def guard(route: Route) -> None:
+        asked.append(route.request.url)
+        route.abort()
+
+    with launched(chromium_or_skip()) as browser:
+        opened = browser.new_page(viewport={"width": 1280, "height": 800})
+        opened.set_default_timeout(SLOW_MS)
+        opened.route(re.compile(r"^https?://(?!127\.0\.0\.1[:/])"), guard)
+        yield opened
+    assert not asked

@@ -105,6 +105,10 @@ def test_numbers_that_are_all_equal_or_absent_have_a_scale_too() -> None:
     assert (
         charts.residency_map(same, LIGHT, step=3, colour_by="score")["scale"]["ends"] == ["0"] * 2
     )
+    for read_at, ends in ((1503, ["0", "1,500"]), (2, ["0", "0"])):
+        late = replace(BINS, next_use=np.where(BINS.counts > 0, read_at, np.nan))
+        drawing = charts.residency_map(late, LIGHT, step=3, colour_by="next use")
+        assert drawing["scale"]["ends"] == ends
     none = replace(BINS, next_use=np.full((2, 3), np.nan))
     drawing = charts.residency_map(none, LIGHT, step=3, colour_by="next use")
     assert (cells(drawing) == charts.EMPTY).all() and drawing["scale"]["ends"] == ["–", "–"]
@@ -148,7 +152,17 @@ def test_what_is_needed_and_gone_is_marked() -> None:
     ]
     assert drawing["marks"][1]["text"] == "message 2, needed now: 3 of 11 tokens resident"
     assert drawing["selected"] == [9, 20]
-    assert charts.residency_map(BINS, LIGHT, step=3)["marks"] == []
+    assert drawing["label"].endswith("Of 2 messages that the step reads 1 are whole in all layers.")
+    none = charts.residency_map(BINS, LIGHT, step=3)
+    assert none["marks"] == [] and none["note"] == ""
+    assert none["label"] == "What 2 layers hold of tokens 0 to 30 after step 3."
+
+
+@pytest.mark.parametrize("colour_by", charts.COLOUR_BY)
+def test_marks_are_explained_under_every_colouring(colour_by: charts.ColourBy) -> None:
+    given = {"step": 3, "colour_by": colour_by, "needed": MESSAGES.iloc[1:3]}
+    assert "needed now" in charts.residency_map(BINS, LIGHT, **given)["note"]
+    assert charts.residency_map(BINS, LIGHT, **given, legend=False)["note"] == ""
 
 
 def test_what_is_out_of_view_is_not_marked() -> None:

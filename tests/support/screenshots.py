@@ -52,7 +52,7 @@ def shoot(page: Page, address: str, name: str, height: int) -> None:
     """One picture of what is there when all is drawn, in 256 colours."""
     page.set_viewport_size({"width": WIDTH, "height": height})
     page.goto(address)
-    page.wait_for_selector(".heatmaplayer image", state="attached", timeout=120_000)
+    page.wait_for_selector(".pace-map canvas", state="attached", timeout=120_000)
     page.locator("[data-testid=stSkeleton]").first.wait_for(state="detached")
     page.mouse.move(2, height - 2)
     page.wait_for_timeout(1000 * DRAWN_S)
