@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import io
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
+from engine.dtype_speed import measure_apart
 from engine.errors import ModelError
 from engine.fetch import Converted, Progress
-from engine.linear import replace_linears
-
-PREFILL_TOKENS = 256
-DECODE_TOKENS = 8
-# A typical turn reads a few hundred tokens and answers with a few dozen; bfloat16 must win
-# clearly, since float32 is the more exact of two near equals.
-TURN_PREFILLS = 1
-TURN_DECODES = 48
-MARGIN = 0.9
 
 
 def convert_gguf(gguf: Path, target: Path, progress: Progress) -> Converted:
@@ -38,12 +28,12 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> Converted:
     """
     progress("convert", 0, None)
     with _quiet():
-        model = _rewrite(gguf, target)
+        _rewrite(gguf, target)
     progress("measure", 0, None)
-    return measure(model)
+    return measure_apart(target)
 
 
-def _rewrite(gguf: Path, target: Path) -> Any:
+def _rewrite(gguf: Path, target: Path) -> None:
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
@@ -68,7 +58,6 @@ def _rewrite(gguf: Path, target: Path) -> Any:
     except SafetensorError as error:  # carries the system's error as text only
         number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
         raise OSError(number, str(error)) from error
-    return model
 
 
 @contextmanager
@@ -82,46 +71,3 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
-
-
-def measure(model: Any) -> Converted:
-    """Time prefill and decode in float32 and bfloat16 on the device the engine would use.
-
-    ``model`` ends up in bfloat16. Seconds are the best of two prefills of ``PREFILL_TOKENS``
-    tokens and the median of ``DECODE_TOKENS`` single-token forwards.
-    """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    seconds: dict[str, dict[str, float]] = {}
-    model.to(device=device, dtype=torch.bfloat16)
-    exact = copy.deepcopy(model).float()
-    if device == "cpu":
-        replace_linears(exact)  # as the engine runs it
-    seconds["float32"] = _time(exact)
-    del exact
-    seconds["bfloat16"] = _time(model)
-    turns = {
-        name: TURN_PREFILLS * s["prefill_256"] + TURN_DECODES * s["decode_1"]
-        for name, s in seconds.items()
-    }
-    dtype: Literal["float32", "bfloat16"] = (
-        "bfloat16" if turns["bfloat16"] < MARGIN * turns["float32"] else "float32"
-    )
-    return Converted(dtype, seconds)
-
-
-@torch.inference_mode()
-def _time(model: Any) -> dict[str, float]:
-    device = next(model.parameters()).device
-    ids = torch.arange(PREFILL_TOKENS, device=device)[None] % model.config.vocab_size
-
-    def timed(tokens: torch.Tensor) -> float:
-        start = time.perf_counter()
-        model(tokens, use_cache=False, logits_to_keep=1).logits.sum().item()
-        return time.perf_counter() - start
-
-    timed(ids[:, :1])
-    decodes = sorted(timed(ids[:, :1]) for _ in range(DECODE_TOKENS))
-    return {
-        "prefill_256": round(min(timed(ids), timed(ids)), 5),
-        "decode_1": round(decodes[DECODE_TOKENS // 2], 5),
-    }
