@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _hear_ctrl_c(config: pytest.Config) -> None:
+    """Who starts the tests in the background has them, and all their children, ignore Ctrl-C;
+    tests that press it in a child need it heard."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        config.add_cleanup(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _hear_ctrl_c(config)
     home = tempfile.TemporaryDirectory(prefix="pace-test-home-")
     config.add_cleanup(home.cleanup)
     patch = pytest.MonkeyPatch()

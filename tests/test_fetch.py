@@ -31,11 +31,9 @@ from engine.gguf_convert import convert_gguf
 from engine.home import pace_home
 from tests.support.tiny_wheel import MEMBER, TinyWheel, make_tiny_wheel
 
-# Runs `pace model add` with a catalog of one pickled source. Whoever starts the tests in the
-# background has its children ignore Ctrl-C.
+# Runs `pace model add` with a catalog of one pickled source.
 ADD = """
-import pickle, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import pickle, sys
 from engine import catalog
 source = pickle.loads(open(sys.argv[1], "rb").read())
 catalog.CATALOG = {source.name: source}

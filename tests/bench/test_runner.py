@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +29,34 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_source(tmp_path_factory.mktemp("filler"))
 
 
-def stable(lines: list[ResultLine]) -> list[dict[str, Any]]:
-    return [line.stable() for line in lines]
+def stable(lines: list[ResultLine]) -> dict[str, str]:
+    """Every value that must not differ, by its place: what differs is seen at a glance."""
+    return dict(_leaves([line.stable() for line in lines]))
 
 
-@pytest.mark.timeout(300)  # a process of its own loads torch and the model, and plays
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict | list) and value:
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(part, f"{place}/{key}")
+    else:
+        yield place, json.dumps(value)
+
+
+@pytest.mark.timeout(300)  # three processes load torch and the model, and play
 def test_a_run_that_is_killed_goes_on_and_equals_one_that_is_not(
     protocol_model: Path, source: Path, tmp_path: Path
 ) -> None:
     plan = small_plan(protocol_model)
     whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
-    watcher = Silent()
-    assert small_run(plan, source).run(whole, watcher) == 4 == watcher.expected
-    lines = read_results(whole)
-    assert lines == watcher.lines
-
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(json.loads(plan.model_dump_json())))
-    command = [sys.executable, "-c", "from serve.cli import main; main()", "bench", "run"]
-    command += [str(tmp_path / "plan.yaml"), "--stdlib", str(source), "--out", str(killed)]
-    command += ["--device", "cpu", "--threads", "1"]
-    process = subprocess.Popen(command, env={**ENGINE_ENV, "PYTHONPATH": ":".join(sys.path)})
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "import sys; from serve.cli import main; sys.exit(main())"]
+        command += ["bench", "run", str(tmp_path / "plan.yaml"), "--stdlib", str(source)]
+        command += ["--out", str(out), "--device", "cpu", "--threads", "1"]
+        return subprocess.Popen(command, env={**ENGINE_ENV, "PYTHONPATH": ":".join(sys.path)})
+
+    process = start(killed)
     try:
         deadline = time.monotonic() + 200
         while not (killed.exists() and killed.read_bytes().count(b"\n")):
@@ -57,12 +66,31 @@ def test_a_run_that_is_killed_goes_on_and_equals_one_that_is_not(
     finally:
         process.kill()
     assert process.wait() == -signal.SIGKILL
-    done = len(read_results(killed, unfinished="drop"))
-    assert 1 <= done < 4
+    done = read_results(killed, unfinished="drop")
+    assert 1 <= len(done) < 4
     with killed.open("ab") as file:
         file.write(b'{"schema_version":1,"plan_na')  # what a kill within a write leaves
-    assert small_run(plan, source).run(killed, Silent()) == 4 - done
-    assert stable(read_results(killed)) == stable(lines)
+
+    for out in (killed, whole):
+        process = start(out)
+        try:
+            assert process.wait(200) == 0
+        finally:
+            process.kill()
+    assert len(read_results(whole)) == 4
+    assert read_results(killed)[: len(done)] == done, "played again"
+    assert stable(read_results(killed)).items() ^ stable(read_results(whole)).items() == set()
+
+
+def test_a_run_tells_what_it_does_and_does_nothing_twice(
+    protocol_model: Path, source: Path, tmp_path: Path
+) -> None:
+    out, watcher = tmp_path / "out.jsonl", Silent()
+    run = small_run(small_plan(protocol_model), source)
+    assert run.run(out, watcher, Only(arms=frozenset({"h2o"}))) == 2
+    assert run.run(out, watcher) == 2 == watcher.expected
+    assert read_results(out) == watcher.lines
+    assert run.run(out, watcher) == 0
 
 
 def test_lines_say_what_they_are_and_parts_pool(

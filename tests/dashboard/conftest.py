@@ -154,7 +154,10 @@ def dashboard(story: Story) -> Iterator[str]:
             yield url
         finally:
             os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(20) == 0
+            try:
+                assert process.wait(20) == 0
+            finally:
+                process.kill()  # leaving the block waits for it
     assert not _answers(url)
 
 

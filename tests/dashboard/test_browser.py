@@ -6,7 +6,8 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, WebSocketRoute, expect
+from streamlit.proto.BackMsg_pb2 import BackMsg
 
 from tests.dashboard.browser import drawn, nothing_is_wrong
 from tests.dashboard.conftest import LAST, RULE, Story
@@ -48,6 +49,38 @@ def test_the_slider_moves_all_views(page: Page, dashboard: str, story: Story) ->
     drawn(page, LAST - 1)
     turn = story.get("/sessions/rule-pace/steps")["data"][LAST - 2]
     expect(page.locator("[data-gauge=rotary_gap]")).to_have_text(f"{turn['rotary_gap']:,}")
+    assert f"step={LAST - 1}" in page.url
+    nothing_is_wrong(page)
+
+
+def test_a_choice_is_not_lost_to_one_made_right_after_it(page: Page, dashboard: str) -> None:
+    """The second leaves before the browser has heard what the first made of its address."""
+    overtaken: list[str] = []
+
+    def carry(browser: WebSocketRoute) -> None:
+        server = browser.connect_to_server()
+
+        def to_server(message: str | bytes) -> None:
+            assert isinstance(message, bytes)
+            sent = BackMsg.FromString(message)
+            run = sent.rerun_script
+            if f"step={LAST - 1}" in run.query_string and not run.fragment_id and not overtaken:
+                overtaken.append(run.query_string)
+                run.query_string = "session=rule-pace"
+            server.send(sent.SerializeToString())
+
+        browser.on_message(to_server)
+
+    page.route_web_socket("**/_stcore/stream", carry)
+    page.goto(f"{dashboard}/session?session=rule-pace")
+    drawn(page, LAST)
+    page.get_by_role("slider").first.press("ArrowLeft")
+    drawn(page, LAST - 1)
+    page.get_by_text("share", exact=True).first.click()
+    drawn(page, LAST)
+    assert overtaken
+    drawn(page, LAST - 1)
+    expect(page.get_by_role("radio", name="share")).to_be_checked()
     assert f"step={LAST - 1}" in page.url
     nothing_is_wrong(page)
 
