@@ -10,7 +10,7 @@ SLOW_MS = 30_000
 def drawn(page: Page, step: int) -> None:
     """Wait until the residency map of ``step`` is there."""
     title = page.locator(".pace-map-title").filter(has_text=f"after step {step}").first
-    expect(title).to_be_visible(timeout=SLOW_MS)
+    expect(title).to_be_visible()
 
 
 def nothing_is_wrong(page: Page) -> None:

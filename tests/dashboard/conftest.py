@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page, Route, expect
 
 from tests.dashboard.browser import SLOW_MS
 from tests.support.chromium import chromium_or_skip, launched
@@ -180,6 +180,7 @@ def page(dashboard: str) -> Iterator[Page]:
     with launched(chromium_or_skip()) as browser:
         opened = browser.new_page(viewport={"width": 1280, "height": 800})
         opened.set_default_timeout(SLOW_MS)
+        expect.set_options(timeout=SLOW_MS)
         opened.route(re.compile(r"^https?://(?!127\.0\.0\.1[:/])"), guard)
         yield opened
     assert not asked

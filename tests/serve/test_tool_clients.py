@@ -112,12 +112,12 @@ def test_the_loop_of_pydantic_ai(server: LocalServer, stream: bool) -> None:
     for number in range(3):
         question = f"{stream}: weather {number}?"
         if stream:
-            result = agent.run_stream_sync(question, message_history=history)
-            output = result.get_output()
+            with agent.run_stream_sync(question, message_history=history) as result:
+                output = result.get_output()
+                history = result.all_messages()
         else:
             result = agent.run_sync(question, message_history=history)
-            output = result.output
+            output, history = result.output, result.all_messages()
         assert isinstance(output, Weather)
-        history = result.all_messages()
     assert len(looked) == 3
     assert len(check_session(server)) == 6

@@ -140,12 +140,12 @@ class PydanticAIChat:
 
     def say(self, text: str) -> str:
         if self._stream:
-            result = self._agent.run_stream_sync(text, message_history=self._history)
-            output = result.get_output()
+            with self._agent.run_stream_sync(text, message_history=self._history) as result:
+                output = result.get_output()
+                self._history = result.all_messages()
         else:
             result = self._agent.run_sync(text, message_history=self._history)
-            output = result.output
-        self._history = result.all_messages()
+            output, self._history = result.output, result.all_messages()
         self.reused = self._history[-1].usage.cache_read_tokens
         return str(output)
 
