@@ -35,7 +35,7 @@ def show(server: Server, palette: Palette) -> None:
         step = choose_step(session_id, sorted(set(steps["step"].astype(int))))
     view = View.of(key, about, steps, step, palette)
     with right:
-        _live(view, _asked())
+        _live(view, st.query_params.to_dict())
     held = view.now.get("held", True)
     if held:
         finding(view)
@@ -97,24 +97,22 @@ def _residency(view: View) -> None:
     residency_map(drawing, "map", dragged)
 
 
-def _asked() -> dict[str, str]:
-    """What the address asks to look at."""
-    return {name: st.query_params[name] for name in PARAMETERS if name in st.query_params}
-
-
 @st.fragment(run_every=LIVE_S)
 def _live(view: View, drawn: dict[str, str]) -> None:
     """Goes on to new turns by itself, unless the viewer looks at an older step or at a message.
 
-    ``drawn``: what the address asked when the page was drawn. A poll that leaves the browser just
+    ``drawn``: the address's parameters the page was drawn for. A poll that leaves the browser just
     before it hears of a choice brings the address of before, and the page may be drawn for that;
     so what two polls in a row find asked, and not drawn, is drawn.
     """
-    asked, before = _asked(), st.session_state.get("asked-not-drawn")
-    st.session_state["asked-not-drawn"] = asked if asked != drawn else None
-    if asked != drawn and asked == before:
+    asked, unseen = st.query_params.to_dict(), "asked-not-drawn"
+    if asked == drawn:
+        st.session_state.pop(unseen, None)
+    elif asked == st.session_state.get(unseen):
         st.rerun()
-    looking = bool(asked)
+    else:
+        st.session_state[unseen] = asked
+    looking = any(name in asked for name in PARAMETERS)
     try:
         running = data.session(view.key.server, view.key.session_id)["status"] == "running"
         newer = data.newer(view.key, int(view.steps["turn"].max()))
